@@ -5,6 +5,7 @@ need no collective of their own."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -66,20 +67,22 @@ def synchronize(
         for rank, one in enumerate(told)
         if rank != source and (everyone or one != told[source])
     ]
-    if group.rank == source:
-        for rank in receivers:
-            _send(group, replica, rank)
+    if group.rank == source and receivers:
+        _send(group, replica, receivers)
     elif group.rank in receivers:
         _receive(group, replica, source)
 
 
-def _send(group: RingGroup, replica: ModelReplica, to: int) -> None:
+def _send(group: RingGroup, replica: ModelReplica, receivers: Sequence[int]) -> None:
+    """Send the state, which is copied once. The receivers get it in turns, so none of them waits
+    until another one has all of it."""
     header, tensors = replica.outgoing()
     head = np.frombuffer(bytearray(json.dumps(header).encode()), np.uint8)
-    group.send(np.array([len(head)], np.int64).view(np.uint8), to)
-    group.send(head, to)
-    for buffer, _ in chunks(tensors, _CHUNK_BYTES):
-        group.send(buffer, to)
+    length = np.array([len(head)], np.int64).view(np.uint8)
+    parts = (buffer for buffer, _ in chunks(tensors, _CHUNK_BYTES))
+    for part in itertools.chain((length, head), parts):
+        for rank in receivers:
+            group.send(part, rank)
 
 
 def _receive(group: RingGroup, replica: ModelReplica, source: int) -> None:

@@ -17,9 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.engine.ring.rings import MEET_S, Member, Office, office, run, tcp_sockets
 from tests.waiting import HANG_S, is_stopped, wait_for
+from torch_edl.engine.ring.membership import synchronize
 from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.engine.ring.replicated import RingBrokenError
 from torch_edl.pytorch import torch_internals
+from torch_edl.pytorch.replica import Replica
 from torch_edl.pytorch.ring import process_group as group_module
 from torch_edl.pytorch.ring.process_group import ProcessGroup, StoreServer
 from torch_edl.wire import master_pb2 as pb
@@ -152,6 +154,34 @@ def half_sent(member: Member) -> None:
     group.close()
     member.tell("over")
     member.hear()
+
+
+class Counted(Replica):
+    """Counts the copies of its state."""
+
+    copies = 0
+
+    def outgoing(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        self.copies += 1
+        return super().outgoing()
+
+
+def shared_state(member: Member) -> None:
+    """Rank 1 has trained; its model is larger than one chunk."""
+    group = formed(member, member.next(0, -1))
+    model = torch.nn.Linear(2000, 2000)
+    torch.nn.init.constant_(model.weight, group.rank)
+    replica = Counted(model, [])
+    replica.position.step = group.rank % 2
+    synchronize(group, replica, replica.position.progress)
+    assert (model.weight == 1).all()
+    assert replica.position.step == 1
+    assert replica.copies == group.rank % 2
+    group.close()
+
+
+def test_a_state_is_copied_once_for_all_that_receive_it() -> None:
+    run(shared_state, world=3)
 
 
 def tell_when_full(member: Member, group: ProcessGroup, fds: set[int]) -> None:
