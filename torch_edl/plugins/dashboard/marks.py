@@ -32,6 +32,8 @@ class Mark(NamedTuple):
 _NAME = r"(?P<process>(?:worker|ps|spare|agent|master)-\d+)"
 _HOW = r"(?P<how>ended[^;]*|was taken away[^;]*|(?:declared )?lost: [^;]*|does not run [^;]*)"
 _RULES = {
+    "evaluation": r"evaluation at step",  # first, as most events are evaluations
+    "epoch": r"epoch [\d,]+ of",
     FAULT: rf"chaos: {_NAME} .*(?:killed|terminated|paused|deleted)",
     "chaos": r"chaos: ",
     "slow": rf"{_NAME} (?:is (?:no longer )?slow|has a slow machine)",
@@ -47,8 +49,6 @@ _RULES = {
     "move": r"the model moves from",
     "repaired": rf"{_NAME} (?:goes on without|lacks) .*",
     MASTER: r"the master was restarted",
-    "evaluation": r"evaluation at step",
-    "epoch": r"epoch [\d,]+ of",
     "checkpoint": r"(?:best )?checkpoint|.*(?:checkpoint not written|written to )",
     "scaled": r"workers: \d+ before|servers: \d+ before|parameter servers: ",
     "waiting": r"workers left: |workers that run: |.* waits?: |no \w+ are waiting",
@@ -84,6 +84,8 @@ def read(level: str, text: str) -> Mark:
 
 
 def _again(line: str) -> int:
+    if "again" not in line and "restart" not in line:
+        return 0
     for rule in (_AGAIN, _REPAIRED, _LEFT):
         if (found := rule.search(line)) and found[1]:
             return int(found[1].replace(",", ""))

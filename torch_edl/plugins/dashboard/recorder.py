@@ -54,7 +54,15 @@ class _Process(_Line):
     exit: str
 
 
-_LINES: dict[str, Any] = {"begin": _Begin, "scalars": _Scalars, "process": _Process}
+class _Wait(_Line):
+    time: Time
+    id: int
+    seconds: Annotated[float, Range(0, 1e9)]
+
+
+_LINES: dict[str, Any] = {
+    "begin": _Begin, "scalars": _Scalars, "process": _Process, "wait": _Wait,
+}  # fmt: skip
 
 
 class Recorder(Observer):

@@ -106,16 +106,12 @@ function signs(sx, x0, x1, y0, y1) {
     const x = sx(incident.time);
     if (x === null || x < x0 || x > x1) continue;
     const place = Math.round(x / 6);
-    if (!groups.has(place)) groups.set(place, { x, kind: "other", texts: [] });
-    const group = groups.get(place);
-    if (MARKS[incident.kind]) group.kind = "fatal";
-    group.texts.push(`${clock(incident.time)} ${incident.text}`);
+    if (MARKS[incident.kind] || !groups.has(place)) groups.set(place, { x, kind: MARKS[incident.kind] || "other" });
   }
-  return [...groups.values()].map(({ x, kind, texts }) => svg("g", { class: `mark ${kind}` },
+  return [...groups.values()].map(({ x, kind }) => svg("g", { class: `mark ${kind}` },
     svg("line", { x1: x, x2: x, y1: y0, y2: y1 }),
     kind === "fatal" ? svg("path", { d: `M${x - 4} ${y0 - 10}l8 8m0 -8l-8 8` })
-      : svg("path", { d: `M${x} ${y0 - 11}l5 5l-5 5l-5 -5z` }),
-    svg("title", null, texts.slice(0, 8).join("\n"))));
+      : svg("path", { d: `M${x} ${y0 - 11}l5 5l-5 5l-5 -5z` })));
 }
 
 let hatches = 0;

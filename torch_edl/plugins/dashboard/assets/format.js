@@ -87,20 +87,22 @@ function span(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+// Formats are made once: to make one takes longer than to use it.
+const TO_MINUTES = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const MINUTES = new Intl.DateTimeFormat("en-GB", TO_MINUTES);
+const SECONDS = new Intl.DateTimeFormat("en-GB", { ...TO_MINUTES, second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-CA", { year: "numeric", month: "2-digit", day: "2-digit" });
+
 function clock(time, seconds = true) {
-  const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-  if (seconds) options.second = "2-digit";
-  const date = new Date(time * 1000);
-  const text = date.toLocaleTimeString("en-GB", options);
+  const date = new Date(time * 1000), text = (seconds ? SECONDS : MINUTES).format(date);
   const far = Math.abs(Date.now() - date.getTime()) > 20 * 3600 * 1000;
-  return far ? `${date.toLocaleDateString("en-CA")} ${text}` : text;
+  return far ? `${DAY.format(date)} ${text}` : text;
 }
 
 // The label of an axis of some seconds: the time of the day, with the date if they are days.
 function dayTime(time, range) {
-  const date = new Date(time * 1000), two = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-  const text = date.toLocaleTimeString("en-GB", range < 600 ? { ...two, second: "2-digit" } : two);
-  return range < 72000 ? text : `${date.toLocaleDateString("en-CA").slice(5)} ${text}`;
+  const date = new Date(time * 1000), text = (range < 600 ? SECONDS : MINUTES).format(date);
+  return range < 72000 ? text : `${DAY.format(date).slice(5)} ${text}`;
 }
 
 // The time zone of all times of the page, such as "Europe/Berlin, UTC+01:00".
