@@ -46,7 +46,7 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
     [
         pytest.param([PYTHON, SCRIPT], 1, marks=pytest.mark.slow),
         pytest.param([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2, marks=pytest.mark.slow),
-        ([*EDL, "run", SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
+        ([*EDL, "run", "--workers", "2", "--job-name", "ring", "--output", "trained", SCRIPT], 2),
         # tests/e2e/test_torchrun.py starts several machines.
         pytest.param(
             [*EDL, "run", "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT],
@@ -138,13 +138,30 @@ def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) 
     (place / "script.py").write_text("import company\nprint('at its end')\n")
     path = f"{place.env['PYTHONPATH']}{os.pathsep}{site}"
     process = place.start(
-        *EDL, "run", "script.py", "--workers", "1",
+        *EDL, "run", "--workers", "1", "script.py",
         env={**place.env, "PYTHONPATH": path}, stderr=subprocess.STDOUT,
     )  # fmt: skip
     text, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, text
     assert "at its end" in text
     assert "this job is not elastic" in text
+
+
+PARSES = """
+import argparse, torch_edl
+parser = argparse.ArgumentParser()
+parser.add_argument("--checkpoint")
+print("restores", parser.parse_args().checkpoint)
+"""
+
+
+def test_what_follows_a_script_is_parsed_by_the_script(place: Place) -> None:
+    """Its own error is followed by our hint."""
+    (place / "parses.py").write_text(PARSES)
+    assert "restores a.pt" in place("run parses.py --checkpoint a.pt").text
+    text = place("run parses.py --job-name j", ok=False).text
+    theirs, ours = (text.rfind(t) for t in ("unrecognized arguments: --job-name j", "before the s"))
+    assert 0 < theirs < ours
 
 
 ENDS = """

@@ -68,6 +68,19 @@ def main(args: argparse.Namespace) -> int:
         raise would_train(parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
+    code = 1
+    try:
+        code = _run(parsed)
+    finally:
+        if code and not (parsed.module or parsed.no_python):  # its own parser may have rejected it
+            words = parsed.training_script_args
+            for hint in script_arguments.swallowed(parsed.training_script, words):
+                log.warning("%s", hint)
+    return code
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    """Run a script with the agent that it needs."""
     if not _needs_us(parsed):
         return _run_plain(parsed)
     config, command = rendezvous.launch_config(parsed)

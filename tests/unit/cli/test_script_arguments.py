@@ -46,14 +46,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plain.py --data x -- --lr 1", "plain.py --data x -- --lr 1"),
         ("own.py --workers 4 --seed 1", "own.py --workers 4 --seed 1"),
         ("elastic.py --lr 1 --workers 4", "elastic.py --lr 1 --workers 4"),
-        # Ours may follow a script that uses torch_edl at once.
-        ("elastic.py --workers 2:4 --lr 1", "--workers 2:4 elastic.py --lr 1"),
-        ("elastic.py --resume --load=d -- --seed 1", "--resume --load=d elastic.py --seed 1"),
+        ("elastic.py --workers 2:4 --lr 1", "elastic.py --workers 2:4 --lr 1"),
+        ("elastic.py --load=d -- --help-torchrun", "elastic.py --load=d -- --help-torchrun"),
         ("--workers 2 elastic.py --seed 1", "--workers 2 elastic.py --seed 1"),
         ("--nnodes 1:4 --nproc_per_node 2 plain.py", "--nnodes 1:4 --nproc_per_node 2 plain.py"),
         ("-m plain --lr 1", "-m plain --lr 1"),
         ("--standalone elastic.py", "--standalone elastic.py"),
-        ("--help-torchrun", "--help"),
+        ("--help-torchrun", "--help-torchrun"),
         # All behind the cut is the script's.
         ("-- plain.py --x", "-- plain.py --x"),
         ("-- elastic.py --workers 2", "-- elastic.py --workers 2"),
@@ -106,8 +105,8 @@ def test_words_of_a_model_file(place: Path, line: str) -> None:
         ("-- none.py", "none.py: no such file; after `--` comes a training script"),
         ("--epochs 3 plain.py", "--epochs: plain.py is a training script .*reads its own data"),
         ("--mode sync elastic.py", "--mode: elastic.py is .* for model files"),
-        ("elastic.py --dry-run", "is a training script and would train"),
-        ("--nnodes 1 plain.py --lr 1 --dry-run", "is a training script and would train"),
+        ("--check a.pt elastic.py", "--check: no option of torchrun"),
+        ("--rdzv x elastic.py", "--rdzv: no option of torchrun"),
     ],
 )
 def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
@@ -128,6 +127,34 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "rest",
+    [
+        "--checkpoint a.pt",  # --checkpoint-dir and --checkpoint-every are ours
+        "--data x --worker 2 --workers=3 --eval --dur 1 --s 2 --no --resume --config c --help",
+        "-m --nnodes 4 --standalone -r 3 -- --nproc_per_node 2",
+        "--help-torchrun --dry-run",
+    ],
+)
+@pytest.mark.parametrize("before", ["", "--workers 2 ", "--standalone --max-r=3 ", "-- "])
+def test_what_follows_a_script_is_never_ours(place: Path, before: str, rest: str) -> None:
+    args = parse(["run", *f"{before}elastic.py {rest}".split()])
+    args = parse_script(args.words)
+    assert (args.training_script, args.training_script_args) == ("elastic.py", rest.split())
+    assert (args.config, args.checkpoint_dir, args.nnodes) == (None, None, "1:1")
+
+
+def test_torchruns_abbreviations_before_a_script_are_torchruns(place: Path) -> None:
+    """``--nproc`` is ambiguous for torchrun itself only because it is spelled in two ways."""
+    args = parse_script(
+        ["--standa", "--max-r", "3", "--nproc=2", "-r3", "plain.py", "--max-r", "9"]
+    )
+    assert (args.standalone, args.max_restarts, args.nproc_per_node) == (True, 3, "2")
+    assert args.redirects == "3"
+    before = [word.replace("_", "-") for word in args.before]
+    assert before == ["--standalone", "--max-restarts", "3", "--nproc-per-node=2", "-r3"]
+
+
+@pytest.mark.parametrize(
     ("line", "warning"),
     [
         ("elastic.py --wrokers 2", ""),
@@ -142,7 +169,9 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
         ("-- half.py", ""),
         ("own.py --workers 4 --lr 1", ""),
         ("elastic.py -- --wrokers 2 --dry-run", ""),
-        ("elastic.py --workers 2 --width 4", ""),
+        ("elastic.py --workers 2 --width 4", "--workers is passed to elastic.py, which does not"),
+        ("elastic.py --dry-run", "--dry-run is passed to elastic.py, .*go before the script"),
+        ("--nnodes 1 plain.py --lr 1 --dry-run", "--dry-run is passed to plain.py"),
         ("elastic.py --output_dir x --num-workers 2", ""),
     ],
 )

@@ -81,11 +81,11 @@ def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentG
     return parser.add_argument_group(title)
 
 
-def flags(kind: str) -> dict[str, bool]:
-    """Return the flags of torch-edl for a kind of job, and whether each takes a value."""
+def flags(kind: str) -> list[str]:
+    """Return the flags of torch-edl for a kind of job."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser, kind)
-    return {flag: action.nargs != 0 for flag, action in parser._option_string_actions.items()}
+    return list(parser._option_string_actions)
 
 
 def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:

@@ -55,8 +55,9 @@ examples:
 MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
 feed(records, mode, metadata); learning rates and layers are set there.
 
-A training script takes torchrun's options and is elastic if it uses torch_edl:
-  torch-edl run train.py --workers 2:4
+A training script takes torchrun's options and is elastic if it uses torch_edl. Options go before
+the script; what follows the script belongs to the script:
+  torch-edl run --workers 2:4 train.py
   torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
       all options: torch-edl run --help-torchrun
   torch-edl run -- train.py

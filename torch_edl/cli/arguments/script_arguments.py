@@ -24,15 +24,15 @@ _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
-_DATA = "--data"
+_DATA, _HELP = "--data", "--help-torchrun"
 ONE_MACHINE = ("1", "1:1")
 """Values of --nnodes for a single machine."""
 
 # Accepted only before the script: many scripts have options of these names that their source does
 # not show.
 _BEFORE_ONLY = (config_file.FLAG, DRY_RUN)
-# Options of torch-edl that may also follow a script, and whether each takes a value.
-OWN_OPTIONS = {flag: value for flag, value in flags("script").items() if flag not in _BEFORE_ONLY}
+# Options of torch-edl for scripts: users may write them after the script by mistake.
+OWN_OPTIONS = [flag for flag in flags("script") if flag not in _BEFORE_ONLY]
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
@@ -42,19 +42,21 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         words: the arguments of ``run``.
         run: the parser of ``run`` for model files.
 
+    What follows a script belongs to the script, whatever it is called.
+
     Raises:
         UsageError: an option before a script that only model files take, or a file that is not
             Python.
     """
     known = run._option_string_actions
-    if "--help-torchrun" in words:
-        return ["--help"]
     before: list[str] = []
     place = 0
     while place < len(words):
         word = words[place]
         if word in ("-h", "--help"):
             return None
+        if word == _HELP:
+            return list(words)
         if word == "--" or not word.startswith("-"):
             break
         flag, equals, _ = word.partition("=")
@@ -96,36 +98,14 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         log.warning(
             "%s runs as a training script, since %s; a model file defines both", file, kind.reason
         )
-    if before or not uses_torch_edl:
-        _check_swallowed(file, ours)
-        return list(words)
-    return _own_first(file, rest)
-
-
-def _own_first(file: str, rest: list[str]) -> list[str]:
-    """Move options of torch-edl that directly follow the script in front of the script.
-
-    An option that the script itself names belongs to the script, with all arguments after it.
-    """
-    named = user_file.named_options(file)
-    own: list[str] = []
-    while rest:
-        flag, equals, _ = rest[0].partition("=")
-        if flag not in OWN_OPTIONS or flag in named:
-            break
-        count = 2 if OWN_OPTIONS[flag] and not equals else 1
-        own += rest[:count]
-        rest = rest[count:]
-    _check_swallowed(file, _before_cut(rest))
-    if rest[:1] == ["--"]:
-        rest = rest[1:]
-    return [*own, file, *rest]
+    _warn_of_swallowed(file, ours)
+    return list(words)
 
 
 def _check_behind_torchruns(words: Sequence[str]) -> None:
     for place, word in enumerate(words):
         if word.endswith(".py") and os.path.isfile(word):
-            _check_swallowed(word, _before_cut(words[place + 1 :]))
+            _warn_of_swallowed(word, _before_cut(words[place + 1 :]))
             return
 
 
@@ -133,19 +113,23 @@ def _before_cut(words: Sequence[str]) -> Sequence[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-def _check_swallowed(file: str, words: Sequence[str]) -> None:
-    """Warn about arguments after a script that are options of torch-edl and are not in its source;
-    reject ``--dry-run``, since the script would train."""
-    given = [word.partition("=")[0] for word in words]
-    for flag in given:
+def _warn_of_swallowed(file: str, words: Sequence[str]) -> None:
+    for text in swallowed(file, words):
+        log.warning("%s", text)
+
+
+def swallowed(file: str, words: Sequence[str]) -> list[str]:
+    """Return a hint for each argument after a script that is an option of torch-edl and is not in
+    the source of the script."""
+    hints = []
+    for flag in dict.fromkeys(word.partition("=")[0] for word in words):
         if flag not in (*OWN_OPTIONS, _DATA, DRY_RUN) or flag in user_file.named_options(file):
             continue
-        if flag == DRY_RUN:
-            raise would_train(file)
         hint = "options of torch-edl go before the script"
         if flag == _DATA:
             hint = "a training script; a model file defines model and loss"
-        log.warning("%s is passed to %s, which does not name the option (%s)", flag, file, hint)
+        hints.append(f"{flag} is passed to {file}, which does not name the option ({hint})")
+    return hints
 
 
 def would_train(file: str) -> UsageError:
@@ -153,7 +137,7 @@ def would_train(file: str) -> UsageError:
     return UsageError(
         f"{DRY_RUN}: {file} is a training script and would train; for pods, --platform kubernetes "
         f"{DRY_RUN} before the script prints the YAML. On this machine, try the script on few "
-        f"records; if the script itself takes the option, write {file} -- {DRY_RUN}"
+        "records"
     )
 
 
@@ -170,8 +154,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of ``torch-edl run`` for a script.
 
     Returns:
-        The options of torchrun and of torch-edl; ``words`` holds the arguments with those of
-        ``--config``, and ``places`` maps each option of ``--config`` to its place in the file.
+        The options of torchrun and of torch-edl; ``before`` holds the words in front of the script
+        with those of ``--config``, and ``places`` maps each option of ``--config`` to its place in
+        the file.
 
     Raises:
         UsageError: an unknown option, an option of model files, or options that exclude each other.
@@ -185,7 +170,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "Launch a training script with torchrun's options and environment. "
         "All arguments after the script are passed to the script."
     )
+    torchruns = list(parser._option_string_actions)
+    parser.allow_abbrev = False
     add_options(parser, "script")
+    parser.add_argument(_HELP, action="help", help=argparse.SUPPRESS)
 
     def refuse(message: str) -> NoReturn:
         message = plain(message)
@@ -194,18 +182,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"{message}\nsee: torch-edl run --help-torchrun")
 
     parser.error = refuse  # type: ignore[method-assign]
-    args, unknown = parser.parse_known_args(list(words))
+    # The parser gets no argument of the script: argparse takes a prefix of an option for the
+    # option, wherever it stands.
+    before, script, rest = _split(words, parser, torchruns)
+    args, unknown = parser.parse_known_args([*before, *script])
     places: dict[str, str] = {}
     if args.config is not None:
-        before, places = config_file.expand(before_script(args, words), parser)
-        cut = ["--"] * ("--" in _up_to_script(args, words))
-        rest = [*cut, args.training_script, *args.training_script_args]
+        before, places = config_file.expand(before, parser)
         try:
-            words = [*before, *rest]
-            args, unknown = parser.parse_known_args(words)
+            args, unknown = parser.parse_known_args([*before, *script])
         except UsageError as error:
             raise config_file.placed(error, places) from error
-    args.words, args.places = list(words), places
+    args.training_script_args = rest
+    args.before, args.is_cut, args.places = before, script[:1] == ["--"], places
     if unknown:
         flag = unknown[0].split("=")[0]
         if flag in flags("train"):
@@ -217,22 +206,31 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    """Return the words in front of the script, without a ``--``."""
-    before = _up_to_script(args, words)
-    last = len(before) - 1 - before[::-1].index(args.training_script)
-    return [word for word in before[:last] if word != "--"]
-
-
-def _up_to_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    return list(words[: len(words) - len(args.training_script_args)])
+def _split(
+    words: Sequence[str], parser: argparse.ArgumentParser, torchruns: Sequence[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the options before the script, the script with a ``--`` in front of it, and what
+    follows. Abbreviations of torchrun's options, which torchrun accepts, are written out."""
+    known, before, place = parser._option_string_actions, list[str](), 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+        flag, equals, value = words[place].partition("=")
+        place += 1
+        if flag not in known and flag.startswith("--"):
+            meant = {known[each].dest: each for each in torchruns if each.startswith(flag)}
+            flag = next(iter(meant.values())) if len(meant) == 1 else flag
+        before.append(f"{flag}{equals}{value}")
+        if flag in known and known[flag].nargs is None and not equals:
+            before += words[place : place + 1]
+            place += 1
+    last = place + 1 + (words[place : place + 1] == ["--"])
+    return before, list(words[place:last]), list(words[last:])
 
 
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
         kind = user_file.kind_of(script, has_data=False)
-        if not kind.is_script and "--" not in _up_to_script(args, args.words):
+        if not kind.is_script and not args.is_cut:
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
                 "scripts; use --workers MIN:MAX, see torch-edl run --help; if the file is a "

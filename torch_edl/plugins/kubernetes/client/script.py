@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import add_options, script_job
-from torch_edl.cli.arguments.script_arguments import before_script
 from torch_edl.config import JobConfig
 from torch_edl.config.parts import MOST_WORKERS
 from torch_edl.errors import UsageError
@@ -94,7 +93,7 @@ def _of_torchrun(args: argparse.Namespace) -> list[str]:
     """Return the words before the script that are options of torchrun."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser, "script")
-    return parser.parse_known_args(before_script(args, args.words))[1]
+    return parser.parse_known_args(args.before)[1]
 
 
 def module_file(args: argparse.Namespace) -> Path | None:
