@@ -85,8 +85,9 @@ def _from_model(
     trains: bool,
 ) -> Choice:
     if wanted != "auto":
-        flags = "--ps or --strategy ps" if wanted == "ps" else f"--strategy {wanted}"
-        return Choice(name=wanted, reason=f"asked for with {flags}")
+        # These options imply the strategy ps; see torch_edl/cli/arguments/options.py.
+        others = ", --ps, --durability or --epochs stream" if wanted == "ps" else ""
+        return Choice(name=wanted, reason=f"asked for with --strategy {wanted}{others}")
     for embedding in embeddings:
         if embedding.dynamic and not embedding.num_embeddings:
             return Choice(name="ps", reason=f"embedding {embedding.name} has no bound")

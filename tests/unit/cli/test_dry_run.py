@@ -44,7 +44,10 @@ def test_the_plan(
     words = f"run {net} --data {csv_file} --dry-run --epochs 2 --records-per-task 2 --ps 2"
     assert main(words.split()) == 0
     plan = rows(capsys.readouterr().out)
-    assert plan["strategy"] == "ps: asked for with --ps or --strategy ps"
+    assert (
+        plan["strategy"]
+        == "ps: asked for with --strategy ps, --ps, --durability or --epochs stream"
+    )
     assert plan["servers"] == "2"
     assert plan["data"] == "3 records in 1 file"
     assert plan["epochs"] == "2 of 2 tasks"

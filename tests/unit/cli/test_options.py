@@ -34,6 +34,21 @@ def test_several_workers_have_a_spare_and_updates_in_order(words: str, spares: i
     assert given.cluster.spares == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ("--durability checkpoint", "auto"),
+        ("--durability checkpoint --ps 1", "ps"),
+        ("--durability journal", "ps"),
+        ("--durability checkpoint --strategy allreduce", "allreduce"),
+    ],
+)
+def test_a_durability_of_servers_implies_them(words: str, strategy: str) -> None:
+    """The default, written out, does not."""
+    config = model_file_job(parse(["run", "m.py", *words.split()]), "train")
+    assert config.train.strategy == strategy
+
+
 def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = (

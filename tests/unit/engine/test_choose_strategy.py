@@ -51,7 +51,10 @@ def test_a_script_is_in_a_ring_or_on_servers(
 
 @pytest.mark.parametrize(
     ("wanted", "flags"),
-    [("ps", "--ps or --strategy ps"), ("allreduce", "--strategy allreduce")],
+    [
+        ("ps", "--strategy ps, --ps, --durability or --epochs stream"),
+        ("allreduce", "--strategy allreduce"),
+    ],
 )
 def test_an_explicit_wish_counts(wanted: str, flags: str) -> None:
     choice = pick(wanted, LARGE, workers=1)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.cli.arguments import config_file
-from torch_edl.config import ClusterConfig, Experiment, JobConfig, extensions
+from torch_edl.config import (
+    ClusterConfig,
+    DurabilityConfig,
+    Experiment,
+    JobConfig,
+    extensions,
+)
 from torch_edl.config.job import LOCAL, PARTS
 from torch_edl.config.option import OF_MODEL_FILE, TRAINING, Option, options_of
 from torch_edl.errors import UsageError
@@ -218,8 +224,10 @@ def _checked(config: JobConfig) -> JobConfig:
 
 
 def _imply_servers(found: dict[str, Any]) -> None:
-    """Set the strategy ``ps`` if the user gave a number of servers or their durability."""
-    wanted = "servers" in found["cluster"] or found["durability"].get("mode")
+    """Set the strategy ``ps`` if the user gave a number of servers, or a durability that only
+    servers have. The default, written out, changes nothing."""
+    durability = found["durability"].get("mode", DurabilityConfig.mode)
+    wanted = "servers" in found["cluster"] or durability != DurabilityConfig.mode
     if wanted and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
 

@@ -118,7 +118,11 @@ RETURNED = "its tasks were returned to the queue"
         ("info", "evaluation at step 504: accuracy 0.99", Mark("evaluation")),
         ("info", "checkpoint /ckpt/step-7", Mark("checkpoint")),
         ("info", "finished", Mark("end")),
-        ("info", "strategy ps: asked for with --ps or --strategy ps", Mark("other")),
+        (
+            "info",
+            "strategy ps: asked for with --strategy ps, --ps, --durability or --epochs stream",
+            Mark("other"),
+        ),
     ],
 )
 def test_what_an_event_tells(level: str, text: str, mark: Mark) -> None:
