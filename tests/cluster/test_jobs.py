@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import time
@@ -118,6 +119,25 @@ def test_a_job_that_finds_no_room_says_so_and_leaves_nothing(
     job.process.send_signal(signal.SIGINT)
     job.finish()
     namespace.wait_for(lambda: namespace.left_of(JOB) == [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_worker_whose_volume_cannot_be_mounted_says_so_and_begins_when_it_can(
+    namespace: Namespace, submit: Callable[..., Job], tmp_path: Path
+) -> None:
+    template = {"spec": {
+        "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
+        "containers": [{"name": "main", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}],
+    }}  # fmt: skip
+    (tmp_path / "worker.yaml").write_text(json.dumps(template))
+    flags = ("--workers", "1", "--ps", "1", "--batch-size", "10")
+    job = submit(100, *flags, "--worker-template", str(tmp_path / "worker.yaml"), delay_s=0.0)
+    said = 'worker-0 waits: MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
+    job.wait_for(lambda: said in job.said(), 200)
+    namespace.core.create_namespaced_secret(namespace.name, {"metadata": {"name": "keys"}})
+    assert job.finish(300) == 0, namespace.report()
+    namespace.check()
 
 
 def test_pods_beyond_the_limits_of_the_namespace_fail_the_job(
