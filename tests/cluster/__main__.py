@@ -6,7 +6,7 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
 
     store, kinds, selectors   the objects and their changes
     validation, admission, rbac   what is accepted
-    operations, watches, pod_requests, budgets, server   the requests
+    operations, watches, pod_requests, budgets, discovery, server   the requests
     scheduler, node_controller, job_controller   the control plane
     kubelets, pod_run, pod_files, container, linux   nodes, and pods as processes
     network, dns   addresses and names of pods

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.cluster.control import Faults
+from tests.cluster.discovery import discover
 from tests.cluster.kinds import KINDS, PODS, ROLES, Kind, Object, Refused, find_kind
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
@@ -99,6 +100,8 @@ class ApiServer:
         user = self._access.user_of(request.headers.get("Authorization"))
         if request.path == "/version":
             return web.json_response({"major": "1", "minor": "35", "gitVersion": "v1.35.0"})
+        if request.method == "GET" and (found := discover(request.path)) is not None:
+            return web.json_response(found)
         if request.path == _REVIEWS and request.method == "POST":
             return web.json_response(self._reviewed(user, await _body(request)), status=201)
         target = _target(request.path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -50,19 +52,23 @@ class Place:
         *,
         incarnation: str = "ab",
         resources: str = "cpu=1",
+        owner: JSON | None = None,
+        node: str = "",
         **more: float,
     ) -> KubernetesLauncher:
+        pinned = {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}} if node else {}
+
         def manifest(spec: ProcessSpec) -> JSON:
             return process_pod(
                 JOB,
-                KubernetesConfig(image="edl", worker_resources=resources),
+                KubernetesConfig(image="edl", worker_resources=resources, template=pinned),
                 role=spec.role,
                 id=spec.id,
                 incarnation=incarnation,
                 command=["sh", "-c", *spec.args],
                 env={},
                 grace_s=5,
-                owner=None,
+                owner=owner,
             )
 
         made = KubernetesLauncher(
@@ -239,6 +245,34 @@ def test_a_server_without_time_and_a_quota_are_waited_for(
     assert waits.placed is placed
     wait_for(place.pods)
     assert time.monotonic() - began >= least_s
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs the command kubectl")
+def test_kubectl_drains_a_node_whose_pods_have_a_controller(place: Place) -> None:
+    """Of others it says why it does not."""
+    node = "node-d"  # without pods of other tests, and cordoned in the end
+    place.cluster.control("add-node", name=node, cpu="8")
+    core = client.CoreV1Api(place.cluster.api_client())
+    uid = place.api.get("ConfigMap", names.files(JOB))["metadata"]["uid"]
+    owner = names.controller(JOB, uid)
+    for id, each in enumerate([{**owner, "controller": False}, owner]):
+        core.patch_node(node, {"spec": {"unschedulable": None}})
+        launcher = place.launcher(owner=each, node=node)
+        launcher.start(spec(id))
+        hear(launcher, ProcessRuns, id)
+        drained = subprocess.run(
+            ["kubectl", "--kubeconfig", place.cluster.kubeconfig, "drain", node,
+             "--delete-emptydir-data", "--timeout", f"{HANG_S:.0f}s"],
+            capture_output=True, text=True, timeout=2 * HANG_S,
+        )  # fmt: skip
+        if each is owner:
+            assert drained.returncode == 0, drained.stderr
+            assert not place.pods()
+        else:
+            assert drained.returncode == 1
+            assert "cannot delete Pods that declare no controller" in drained.stderr
+            launcher.stop("worker", id, grace_s=0)
+            wait_for(lambda: not place.pods())
 
 
 def test_ended_pods_make_room_in_a_quota_that_counts_them(place: Place) -> None:
