@@ -22,9 +22,12 @@ from torch_edl.api.user_parts import (
     check_companions,
     check_parts,
     check_schedule,
+    check_several,
+    check_summed,
     check_tables,
     forbid_lone_steps,
     gate_steps,
+    warn_of_several,
 )
 from torch_edl.config import CheckpointConfig
 from torch_edl.engine.ring.engine import RingEngine
@@ -170,15 +173,23 @@ class Job(JobState):
         """
         if self._part is not None:
             if self._rendezvous is not None or self._saver.keeps:
-                raise UsageError("prepare(): called twice; give all parts in one call")
+                raise UsageError(
+                    "prepare(): called twice; give all parts in one call (several models as one "
+                    "nn.ModuleList, with a list of optimizers)"
+                )
             close_loops(self)
             self._part.close()
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-        check_parts(model, optimizers, alone=self._rendezvous is None)
+        check_parts(model, optimizers)
+        alone = self._rendezvous is None
+        (warn_of_several if alone else check_several)(model, optimizers)
         schedulers = check_companions(scheduler, scaler)
         self._unscheduled = [] if schedulers else optimizers
-        if self._rendezvous is not None:
-            forbid_lone_steps(optimizers, lambda: self.catching_up or is_in_loop(self))
+        forbid_lone_steps(
+            optimizers,
+            lambda: self.closed or self.catching_up or is_in_loop(self),
+            alone=alone,
+        )
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._session is not None and self._session.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0])
@@ -187,13 +198,13 @@ class Job(JobState):
             if ready.strategy == "ps":
                 self._part = self._serve(self._session, model, optimizers, schedulers)
                 return given
+        if not alone:
+            check_summed(model)
         if self._saver.keeps:
             check_tables(model)
         stateful = schedulers if scaler is None else [*schedulers, scaler]
         engine = RingEngine(
-            ReplicatedTorchModel(
-                Replica(model, optimizers, stateful), alone=self._rendezvous is None
-            ),
+            ReplicatedTorchModel(Replica(model, optimizers, stateful), alone=alone),
             self._rendezvous,
             check_every=self._check_every,
             on_resize=self._on_resize,

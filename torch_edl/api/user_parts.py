@@ -4,6 +4,7 @@ these objects to the updates of the job."""
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,33 +21,34 @@ from torch_edl.pytorch import torch_internals
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
 from torch_edl.training.contract.functions import UserMetric
 
+log = logging.getLogger(__name__)
 
-def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
+_SEVERAL_MODELS = (
+    "give several models, as those of a GAN, as one: job.prepare(nn.ModuleList([generator, "
+    "discriminator]), [optimizer_g, optimizer_d])"
+)
+
+
+def check_parts(model: Any, optimizers: Sequence[Any]) -> None:
     """Check the type of the model and of its optimizers.
 
-    Args:
-        alone: True if no other process trains the model.
-
     Raises:
-        UsageError: an argument has the wrong type; an optimizer trains parameters that are not part
-            of the model; or an argument is unsuitable for several processes, unless ``alone``.
+        UsageError: an argument has the wrong type, or the model is wrapped, sharded or without
+            values; or an optimizer trains parameters that are not part of the model.
     """
+    if isinstance(model, list | tuple):
+        raise UsageError(f"model: {_SEVERAL_MODELS}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
-    if not alone:
-        check_shared(model)
+    _check_whole(model)
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+            several = f"; {_SEVERAL_MODELS}" if isinstance(optimizer, nn.Module) else ""
             raise UsageError(
                 f"optimizer: expected an object such as torch.optim.Adam(model.parameters()), "
-                f"not {name}"
-            )
-        if not alone and isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-            raise UsageError(
-                f"optimizer: {type(optimizer).__name__} cannot be run by several processes in "
-                "step: gradients are summed densely, and once for each batch; use another optimizer"
+                f"not {name}{several}"
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         foreign = [p for p in parameters if id(p) not in own]
@@ -60,6 +62,60 @@ def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) ->
                 f"optimizer: {type(optimizer).__name__} trains a parameter of shape "
                 f"{tuple(foreign[0].shape)} that the model does not have; it would differ "
                 "from process to process; make it part of the model (one nn.Module of all)"
+            )
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Raise UsageError unless this process has all values of the model, and no module sums the
+    gradients."""
+    for path, module in model.named_modules():
+        if torch_internals.sums_gradients(module):
+            raise UsageError(
+                f"model: {path or 'it'} is a {type(module).__name__}, which exchanges gradients or "
+                "parameters by itself, and the job sums the gradients; pass the model itself "
+                "(wrapper.module), or run the script without torch_edl: torch-edl run starts it as "
+                "torchrun does"
+            )
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if torch_internals.is_sharded(value):
+            raise UsageError(
+                f"model: the parameter {name} is sharded (DTensor, fully_shard), and each process "
+                "of a job holds the whole model; run the script without torch_edl: torch-edl run "
+                "starts it as torchrun does, and restarts it after failures"
+            )
+        if value.is_meta:
+            raise UsageError(
+                f"model: {name} is on the device meta, without values; give the model values "
+                "before: model.to_empty(device=...), then initialize or load it"
+            )
+
+
+def check_several(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise UsageError if several processes cannot train the model in step."""
+    check_shared(model)
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} cannot be run by several processes in "
+                "step: gradients are summed densely, and once for each batch; use another optimizer"
+            )
+
+
+def warn_of_several(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Log a warning if a process that trains alone uses what several processes refuse."""
+    try:
+        check_several(model, optimizers)
+    except UsageError as error:
+        log.warning("this process trains alone; a job of several processes refuses: %s", error)
+
+
+def check_summed(model: nn.Module) -> None:
+    """Raise UsageError if the model has a table of ``torch_edl.nn``, which rings do not share."""
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            raise UsageError(
+                f"{path or 'the model'}: rows of torch_edl.nn embeddings are not summed over a "
+                "ring; use --strategy ps, or torch.nn.Embedding"
             )
 
 
@@ -184,24 +240,31 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
 
 
 def forbid_lone_steps(
-    optimizers: Sequence[torch.optim.Optimizer], counts: Callable[[], bool]
+    optimizers: Sequence[torch.optim.Optimizer], counts: Callable[[], bool], *, alone: bool
 ) -> None:
     """Make ``optimizer.step()`` raise UsageError if only the model of this process would change.
 
     Args:
         counts: returns True while a step is allowed: it belongs to an update of the job, or has no
             effect.
+        alone: True if no other process trains the model; a warning is logged once instead.
     """
+    warned = False
 
     def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if counts():
+        nonlocal warned
+        if warned or counts():
             return
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-            raise UsageError(
+            text = (
                 "optimizer.step() outside of a loop over job.loader(): the model of this process "
                 "would part from that of the others; write `for batch in job.loader(dataset, "
                 "batch_size=...)` in the place of the DataLoader"
             )
+            if not alone:
+                raise UsageError(text)
+            warned = True
+            log.warning("this process trains alone; a job of several processes refuses: %s", text)
 
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(check)

@@ -81,6 +81,20 @@ def change_count(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def sums_gradients(module: nn.Module) -> bool:
+    """Return True for DistributedDataParallel and FullyShardedDataParallel. The second is found by
+    its name, since its import takes most of a second. The tests are in
+    ``tests/unit/api/test_prepare.py``."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return True
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return True for a DTensor of ``torch.distributed.tensor``, found by its name as above."""
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+
+
 NORMALIZATIONS = (nn.modules.batchnorm._NormBase,)
 """Base class of the layers with running statistics. torch has no public one
 (``torch/nn/modules/batchnorm.py``). The test is

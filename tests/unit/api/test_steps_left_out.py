@@ -133,7 +133,7 @@ def test_unfreezing_is_refused_where_minibatches_are_gathered(jobs: Any) -> None
             model(x).sum().backward()
             optimizer.step()
 
-    with pytest.raises(UsageError, match="unfreeze it before prepare"):
+    with pytest.raises(UsageError, match="unfreeze or add it before prepare"):
         loop()
 
 

@@ -265,8 +265,8 @@ class RingEngine:
             assert self._current is not None
             self._not_finite(*self._current, reducer.at_fault)
             self._left_out, live = True, False
-        self.stepped()
         reducer.before_step(optimizer, live=live)
+        self.stepped()
 
     def _after_step(self) -> None:
         self._reducer.after_step()

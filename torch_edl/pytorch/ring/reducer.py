@@ -128,9 +128,9 @@ class Reducer(GradientReducer):
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in self._numbers:
                     raise UsageError(
-                        f"a parameter of shape {tuple(parameter.shape)} has a gradient and did "
-                        "not have requires_grad at job.prepare(), so its gradient is this "
-                        "process's own; unfreeze it before prepare()"
+                        f"a parameter of shape {tuple(parameter.shape)} has a gradient and was "
+                        "not trained at job.prepare() (it was frozen, or added later), so its "
+                        "gradient is this process's own; unfreeze or add it before prepare()"
                     )
 
     def _save_buffers(self) -> None:
