@@ -113,5 +113,17 @@ class DismissedError(EdlError):
         self.last = last
 
 
+class TrainingOverError(EdlError):
+    """The other processes of a script have completed the training that this process begins.
+
+    Args:
+        checkpoint: path of the last checkpoint of the training.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        super().__init__(f"the training is over; its model is in {checkpoint}")
+        self.checkpoint = checkpoint
+
+
 class DeclaredLostError(DismissedError):
     """The master declared this process lost, and the job replaces it."""

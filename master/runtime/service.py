@@ -110,7 +110,6 @@ class Service:
         now = self._at_once
         workers, servers, scripts, user = worker_calls, server_calls, script_calls, user_calls
         handlers: dict[str, Handler] = {
-            "Register": now(workers.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(
                 servers.heartbeat, keep=lambda _, answer: bool(answer.noted), notify=False
@@ -152,6 +151,9 @@ class Service:
         workers, servers, scripts = worker_calls, server_calls, script_calls
         return {
             "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
+            "Register": wait(
+                workers.register, _RING_WAIT_S, partial(pb.RegisterResponse, wait=True)
+            ),
             "GetCluster": wait(
                 servers.get_cluster,
                 _CLUSTER_WAIT_S,

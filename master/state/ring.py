@@ -39,6 +39,7 @@ class Ring:
         """Newest ring; None before the first."""
         self.finished = False
         """True once the script of a member has ended; no other worker may join."""
+        self._formed = 0  # number of the newest ring of all trainings
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
         self._asked: dict[int, _Asked] = {}
         self._reserve: dict[int, _Asked] = {}  # members at the end of their script, with a model
@@ -53,7 +54,7 @@ class Ring:
 
     @property
     def number(self) -> int:
-        """Number of the newest ring; 0 before the first."""
+        """Number of the newest ring of the current training; 0 before the first."""
         return self.current.number if self.current is not None else 0
 
     def includes(self, worker: int) -> bool:
@@ -76,6 +77,17 @@ class Ring:
     @property
     def waiting(self) -> int:
         return len(self._asked)
+
+    @property
+    def occupied(self) -> bool:
+        """True if a worker is in the ring, or keeps its model at the end of its script."""
+        return bool(self._living or self._reserve)
+
+    @property
+    def awaits_exits(self) -> bool:
+        """True if a worker has left, possibly at the end of its script, and its process has not
+        ended."""
+        return bool(self._claims)
 
     def wanted(self, worker: int) -> bool:
         """Return whether a worker may ask: it has not left, and is a member if a script has
@@ -180,8 +192,9 @@ class Ring:
         fresh = not survivors
         step = max((asked.step for asked in survivors), default=0)
         source = 0 if fresh else [(a.survivor, a.step) for a in members].index((True, step))
+        self._formed += 1
         self.current = pb.Ring(
-            number=self.number + 1,
+            number=self._formed,
             workers=[asked.worker for asked in members],
             store=members[0].store,
             source=source,
@@ -246,10 +259,19 @@ class Ring:
             self._living.remove(worker)
             self._lost = True
 
+    def begin_training(self) -> None:
+        """Begin the rings of another model, without members. Their numbers continue."""
+        assert not self.occupied
+        self.current, self.finished = None, False
+        self._asked, self._claims = {}, set()
+        self._lost = self._shrinks = False
+        self._ended_at = None
+
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
         return {
+            "formed": self._formed,
             "current": None if self.current is None else MessageToDict(self.current),
             "living": sorted(self._living),
             "left": sorted(self._left),
@@ -261,6 +283,7 @@ class Ring:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        self._formed = state["formed"]
         if state["current"] is not None:
             self.current = ParseDict(state["current"], pb.Ring())
         self._living = set(state["living"])

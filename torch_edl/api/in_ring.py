@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,22 @@ Make = Callable[[int, int], bytes]
 """Function from (rank, world size) to the part of one process in a joint computation."""
 
 
+class Totals(NamedTuple):
+    """Sums over the trainings of a script."""
+
+    passes: int = 0
+    """Number of passes: loops over loaders and evaluations."""
+    records: int = 0
+    """Number of records that are in the models."""
+    left: int = 0
+    """Number of records that loops left out."""
+    early: int = 0
+    """Number of records that are not trained because the script left its loops early."""
+
+
+_NOTHING = Totals()
+
+
 class ScriptInRing:
     """The state of this process in a job whose processes train in step.
 
@@ -44,6 +60,7 @@ class ScriptInRing:
 
     Args:
         rendezvous: forms the rings; None: this process trains alone.
+        before: sums over the earlier trainings of the script.
     """
 
     on_servers = False
@@ -56,6 +73,7 @@ class ScriptInRing:
         saver: Saver,
         meter: Meter,
         ending: Ending,
+        before: Totals = _NOTHING,
     ) -> None:
         self.engine = engine
         self.session = session
@@ -66,11 +84,13 @@ class ScriptInRing:
         self.interrupts = Interrupts(
             lambda: saver.save_last(engine, last=True), active=rendezvous is None and saver.keeps
         )
-        self._passes = 0  # passes that began in this process: loops over loaders and evaluations
+        self._passes = before.passes  # that began in this process
+        engine.replica.position.pass_index = before.passes
         self._epochs = 0  # epochs of all loops that began
         # Records that earlier loops trained and left out; that this loop trained, and all of it.
-        self.records_before = self.records_left = self.records_here = self.records_planned = 0
-        self.records_early = 0  # of all loops that the script left early: not trained
+        self.records_before, self.records_left = before.records, before.left
+        self.records_here = self.records_planned = 0
+        self.records_early = before.early  # of all loops that the script left early: not trained
         self._skipped = False  # a loop was skipped, since the model was trained on its records
         self._first_step = 0
         if session is not None:
@@ -91,6 +111,16 @@ class ScriptInRing:
         membership = self.engine.membership
         formed = self._rendezvous is None or membership.ring
         return (membership.rank, membership.world) if formed else None
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over this training and the earlier ones."""
+        return Totals(
+            passes=self._passes,
+            records=self.records_before + self.records_here,
+            left=self.records_left + max(0, self.records_planned - self.records_here),
+            early=self.records_early,
+        )
 
     @property
     def step(self) -> int:
@@ -224,7 +254,7 @@ class ScriptInRing:
     def close(self) -> None:
         """Write the last checkpoint and the output if the script is over, and leave the ring."""
         ending, session, engine = self._ending, self.session, self.engine
-        if ending.finished and self.restored and self._skipped:
+        if ending.finished and self.restored and self._skipped and self.saver.keeps:
             self._note_if_over()
         if ending.finished or ending.last:
             if ending.last and session is not None:

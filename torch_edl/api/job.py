@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -12,11 +14,11 @@ import torch
 from torch import nn
 
 from torch_edl.api.ending import Ending
-from torch_edl.api.in_ring import Make, ScriptInRing
+from torch_edl.api.in_ring import Make, ScriptInRing, Totals
 from torch_edl.api.job_state import JobState
 from torch_edl.api.loader import Loader, close_loops, is_in_loop
 from torch_edl.api.not_finite import NotFinite
-from torch_edl.api.saver import Saver, run_of, under_torchrun
+from torch_edl.api.saver import Saver, TrainedSaver, run_of, under_torchrun
 from torch_edl.api.script_fitting import fit_script
 from torch_edl.api.user_parts import (
     check_companions,
@@ -30,6 +32,7 @@ from torch_edl.api.user_parts import (
     warn_of_several,
 )
 from torch_edl.config import CheckpointConfig
+from torch_edl.engine.choose_strategy import choose
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import (
     MasterRendezvous,
@@ -71,6 +74,8 @@ class Job(JobState):
         check_every: int,
         on_resize: Callable[[Job], None] | None,
         on_nan: str = "stop",
+        trained: Path | None = None,
+        before: Totals = Totals(),  # noqa: B008 - immutable
     ) -> None:
         self.closed = False
         """True after :meth:`close`."""
@@ -83,25 +88,49 @@ class Job(JobState):
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
         self._unscheduled: list[torch.optim.Optimizer] = []
         self._files: dict[str, list[str]] = {}  # data files by the paths that name them
+        self._before = before
         rendezvous: RingRendezvous | None = None
-        if session is not None:
-            checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
+        if trained is not None:
+            self._trained = True
+        elif session is not None:
+            checkpoint = self._settings(session, checkpoint)
             rendezvous = MasterRendezvous(session, StoreServer(own_host(session)))
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             rendezvous = TorchrunRendezvous()
             checkpoint = under_torchrun(checkpoint)
         self._rendezvous = rendezvous
-        first = session is None or (not session.ring and not session.config.checkpoint.dir)
+        # The master has checked the folder of the command line for the first training.
+        given = session is not None and session.config.checkpoint.dir and session.training <= 1
+        first = session is None or (not session.ring and not given)
         # Torchrun fixes the ranks; with a master, any process may become rank 0.
         writes = session is not None or int(os.environ.get("RANK", "0")) == 0
         run = run_of(session)
-        self._saver = Saver(checkpoint, rendezvous, run=run, writes=writes, first=first)
+        self._saver = (
+            Saver(checkpoint, rendezvous, run=run, writes=writes, first=first)
+            if trained is None
+            else TrainedSaver(trained)
+        )
         self.ending = Ending(
             self.close, lambda: self._session is not None and self._session.departure.asked.is_set()
         )
-        if rendezvous is not None or checkpoint.dir:
+        if rendezvous is not None or self._saver.keeps:
             # Without the exit handler, a notebook that trains alone can release the model.
             self.ending.watch()
+
+    @staticmethod
+    def _settings(session: MasterSession, given: CheckpointConfig) -> CheckpointConfig:
+        """Return the checkpoint settings of a training: those of the command line, or else those
+        of the script. A later training has a folder of its own in that of the command line."""
+        settings, number = session.config.checkpoint, session.training
+        if not settings.dir:
+            return given
+        folder = os.path.join(settings.dir, f"training-{number}") if number > 1 else settings.dir
+        return replace(settings, dir=folder)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over this training and the earlier ones of the script."""
+        return self._part.totals if isinstance(self._part, ScriptInRing) else self._before
 
     # ---- training ----
 
@@ -195,6 +224,8 @@ class Job(JobState):
             report = report_model(model, optimizers[0])
             with self.ending.dismissal():
                 ready = self._session.start(report)
+            if self._session.training > 1:  # the strategy is that of the first training
+                choose("allreduce", report.embeddings, max_workers=1, large_embedding=0)
             if ready.strategy == "ps":
                 self._part = self._serve(self._session, model, optimizers, schedulers)
                 return given
@@ -213,7 +244,13 @@ class Job(JobState):
         )
         gate_steps(schedulers, scaler, engine)
         self._part = ScriptInRing(
-            engine, self._rendezvous, self._session, self._saver, self.meter, self.ending
+            engine,
+            self._rendezvous,
+            self._session,
+            self._saver,
+            self.meter,
+            self.ending,
+            self._before,
         )
         return given
 

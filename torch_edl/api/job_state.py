@@ -20,6 +20,7 @@ class JobState:
         self.meter = meter
         """The metrics that this process has logged."""
         self._session = session
+        self._trained = False  # the other processes have completed the training
         self._part: ScriptInRing | ScriptOnServers | None = None
 
     @property
@@ -84,11 +85,15 @@ class JobState:
     def catching_up(self) -> bool:
         """Whether this process joined late, and its script repeats completed passes without
         training."""
-        return self.late if self._part is None else self._part.catching_up
+        if self._part is None or self._trained:
+            return self.late
+        return self._part.catching_up
 
     @property
     def late(self) -> bool:
         """Whether other processes have trained in a ring that this process has not joined yet."""
+        if self._trained:
+            return True
         if self._part is None:
             return self._session is not None and self._session.ring > 0
         return self._part.late

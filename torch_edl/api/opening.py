@@ -10,19 +10,24 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
 from torch_edl import _core
+from torch_edl.api.in_ring import Totals
 from torch_edl.api.job import Job
 from torch_edl.api.saver import settings
-from torch_edl.config.environment import ENV_MASTER, ENV_UNSEEN
-from torch_edl.errors import UsageError
+from torch_edl.config import CheckpointConfig
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, ENV_UNSEEN
+from torch_edl.errors import DismissedError, TrainingOverError, UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.this_process import outlive_terminal
 
 log = logging.getLogger(__name__)
 
 _current: Job | None = None
+_trainings: dict[tuple[str, str], int] = {}
+"""Number of the newest training of this process, by address and token of its master."""
 _newest: weakref.ref[Job] | None = None
 """The newest job. The reference is weak, so that a notebook can release the model."""
 
@@ -85,29 +90,50 @@ def init(
                 "ElasticTrainer(..., job=job)"
             )
         _current.close()
-    session = None
     if os.environ.get(ENV_UNSEEN):
         log.warning(
             "this job is not elastic: torch-edl run found no torch_edl in the script and in the "
             "modules beside it, and runs it as torchrun does; write `import torch_edl` in the "
             "script if a package that it imports calls torch_edl.init()"
         )
+    options: dict[str, Any] = {
+        "seed": seed,
+        "check_every": check_every,
+        "on_resize": on_resize,
+        "on_nan": on_nan,
+    }
     if os.environ.get(ENV_MASTER):
         outlive_terminal()
         _core.tune_malloc()
-        session = MasterSession()
-    job = Job(
-        session,
-        checkpoint,
-        seed=seed,
-        check_every=check_every,
-        on_resize=on_resize,
-        on_nan=on_nan,
-    )
+        job = _launched(checkpoint, options)
+    else:
+        job = Job(None, checkpoint, **options)
     if not several:
         _current = job
     _newest = weakref.ref(job)
     return job
+
+
+def _launched(checkpoint: CheckpointConfig, options: Mapping[str, Any]) -> Job:
+    """Return the job of a process that an agent started. Each call begins another training.
+
+    Raises:
+        SystemExit: the job is over; the exit code is 0.
+    """
+    job = (os.environ[ENV_MASTER], os.environ.get(ENV_TOKEN, ""))
+    number, before = _trainings.get(job, 0) + 1, Totals()
+    if number > 1 and _current is not None:
+        before = _current.totals
+    try:
+        made = Job(MasterSession(training=number), checkpoint, before=before, **options)
+    except TrainingOverError as over:
+        log.info("training %d is over: continuing with %s", number, over.checkpoint)
+        made = Job(None, checkpoint, before=before, trained=Path(over.checkpoint), **options)
+    except DismissedError as error:
+        log.info("leaving: %s", error)
+        raise SystemExit(0) from None
+    _trainings[job] = number
+    return made
 
 
 def current_job() -> Job | None:

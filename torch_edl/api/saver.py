@@ -131,7 +131,7 @@ class Saver:
             except UsageError:
                 self.release()
                 raise
-        self._restored = str(self.newest() or "")
+        self._restored = str(layout.newest(config.dir) or "") if config.resume else ""
 
     def _own(self) -> Claim:
         """Return the claim on the checkpoint folder; take the claim in the first call.
@@ -286,3 +286,18 @@ class Saver:
         except OSError as error:
             raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
         log.info("model written to %s", output)
+
+
+class TrainedSaver(Saver):
+    """The last checkpoint of a training that other processes have completed. Nothing is written.
+
+    Args:
+        checkpoint: path of the checkpoint.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(CheckpointConfig(), None)
+        self._trained = checkpoint
+
+    def newest(self) -> Path | None:
+        return self._trained

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch_edl.errors import (
     JobFailedError,
     MasterLostError,
     ServersLostError,
+    TrainingOverError,
     UsageError,
 )
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
@@ -24,7 +27,10 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import AWAY, MASTER_AWAY_S, Stub, unanswered
 
+log = logging.getLogger(__name__)
+
 _REGISTER_S = 60.0
+_SAY_S = 10.0  # a wait of this length is logged
 # Longer than the 5 s for which the master waits for servers.
 _CALL_S = 30.0
 _FAREWELL_S = 20.0
@@ -44,12 +50,23 @@ class MasterSession:
         worker_id: id of the worker; -1 to get an id from the master.
         departure: a listening object, for which the caller calls :meth:`begin`; None to create
             one.
+        training: number of the training that the script of this process begins, from 1; 0 if the
+            process runs no script. The call waits until no process is in the training before.
 
     Raises:
         JobFailedError: the master does not answer, or rejects the registration.
+        UsageError: the script may have no other training.
+        TrainingOverError: the other processes have completed the training.
+        DismissedError: the script is over.
     """
 
-    def __init__(self, worker_id: int = -1, departure: GracefulExit | None = None) -> None:
+    def __init__(
+        self,
+        worker_id: int = -1,
+        departure: GracefulExit | None = None,
+        *,
+        training: int = 0,
+    ) -> None:
         env = os.environ
         calls = services.WORKERS + services.TASKS + services.RINGS + services.SERVERS
         calls += services.MEETINGS
@@ -60,20 +77,38 @@ class MasterSession:
             host=os.uname().nodename,
             node=env.get(ENV_NODE, ""),
             local_rank=int(env.get("LOCAL_RANK", "0")),
+            training=training,
         )
         try:
             registered: pb.RegisterResponse = self.master.insist(
-                request, timeout_s=_REGISTER_S, away_s=MASTER_AWAY_S
+                request,
+                timeout_s=_REGISTER_S,
+                away_s=MASTER_AWAY_S,
+                until=lambda answer: not answer.wait,
+                before_call=_say_if_long(
+                    f"waiting for the other processes to complete training {training - 1}; or, if "
+                    "they have come further, until this process is needed: it has no model of "
+                    "their earlier trainings (a checkpoint folder would keep them)"
+                ),
             )
         except grpc.RpcError as error:
             if error.code() in AWAY:
                 raise JobFailedError(
                     f"the master at {env[ENV_MASTER]} does not answer: {unanswered(error)}"
                 ) from None
+            if training > 1 and error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise UsageError(error.details()) from None
             raise JobFailedError(
                 f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
                 f"{error.details() or error.code().name}; is the job over, or the token another's?"
             ) from None
+        if registered.leave or registered.trained:
+            self.master.close()
+            if registered.leave:
+                raise DismissedError("the script is over, or the job is stopped")
+            raise TrainingOverError(registered.trained)
+        self.training = training
+        """Number of the training of the script; 0 if the process runs none."""
         self.config = JobConfig.from_json(registered.config_json)
         self.worker_id = registered.worker_id
         self.ring = registered.ring
@@ -281,6 +316,17 @@ class MasterSession:
         self.heartbeat.draining.set()
         self.heartbeat.beat()  # tells the master to lease no more tasks to this process
         self.heartbeat.on_give_back()  # the update in progress may take long
+
+
+def _say_if_long(text: str) -> Callable[[], None]:
+    """Return a function that logs a text once, when it is called after some seconds."""
+    left, began = [text], time.monotonic()
+
+    def check() -> None:
+        if left and time.monotonic() - began > _SAY_S:
+            log.info("%s", left.pop())
+
+    return check
 
 
 class SpareSession:

@@ -27,8 +27,28 @@ _Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 # ---- workers ----
 
 
-def register(job: ManagedJob, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
-    """Add a worker to the job; UsageError if it does not belong to it, or was declared lost."""
+def register(
+    job: ManagedJob, request: pb.RegisterRequest, now: float
+) -> pb.RegisterResponse | None:
+    """Add a worker to the job; None while a script's process waits for another training.
+
+    Raises:
+        UsageError: the worker does not belong to the job, or was declared lost.
+    """
+    current, lifecycle = job.trainings.number, job.lifecycle
+    if request.training > 1 and lifecycle.stopping is not None:
+        return pb.RegisterResponse(leave=True)
+    if request.training > current and not _goes_on(job, request, now):
+        return None
+    if 0 < request.training < current:
+        if lifecycle.ending:
+            return pb.RegisterResponse(leave=True)
+        if len(job.members) or job.ring.awaits_exits:
+            trained = job.trainings.checkpoint_of(request.training)
+            return pb.RegisterResponse(trained=trained) if trained else None
+        if job.ring.finished:
+            return pb.RegisterResponse(leave=True)
+        job.begin_training(request.training, now)
     worker, events = job.workforce.register(request)
     job.apply_all(events, now)
     process = job.fleet.worker(worker)
@@ -39,6 +59,38 @@ def register(job: ManagedJob, request: pb.RegisterRequest, now: float) -> pb.Reg
         raise UsageError(f"worker {worker}: not a worker that this job waits for")
     config, ring = job.preparation.config_json, job.ring.number
     return pb.RegisterResponse(config_json=config, worker_id=worker, ring=ring)
+
+
+def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:
+    """Begin the next training of a script for a process that has come to it. Returns False while
+    another process is in the current one."""
+    number = job.trainings.number
+    if request.training != number + 1:
+        raise UsageError(
+            f"training {request.training} of a script that is in training {number}: all processes "
+            "must call torch_edl.init() equally often"
+        )
+    if not job.workforce.awaits_outcome:
+        raise UsageError(
+            "torch_edl.init(): a second training under torchrun; use torch-edl run, or start "
+            "torchrun for each"
+        )
+    if job.fleet.strategy == "ps":
+        raise UsageError(
+            "torch_edl.init(): a second training; parameter servers hold the model of one "
+            "training: start a job for each, or use --strategy allreduce"
+        )
+    before = job.script_workforce().before(request)
+    member = job.members.get(before)
+    if member is not None:
+        _leave(job, member, now, finished=True)
+    job.ring.exited(before, well=True)
+    if job.ring.occupied:
+        return False
+    for late in list(job.members):  # processes that did not join in time
+        _leave(job, late, now, finished=False)
+    job.begin_training(request.training, now)
+    return True
 
 
 def report_model(

@@ -131,6 +131,7 @@ class CheckpointManager:
         """Path of the checkpoint to restore after a loss, perhaps one that a script's ring wrote;
         empty before the first."""
         self._job, self._config = config.name, config.checkpoint
+        self._load = config.checkpoint.load
         self.output = FinalOutput(config)
         self._schedule = CheckpointSchedule(config)
         self._incarnation = 0
@@ -159,7 +160,7 @@ class CheckpointManager:
     @property
     def restore_from(self) -> str:
         """Path that a new incarnation of the model loads; empty without one."""
-        return self.named or self._config.load
+        return self.named or self._load
 
     @property
     def values_only(self) -> bool:
@@ -273,6 +274,15 @@ class CheckpointManager:
             self._attempt.commit = commit
         self._actions.append(commit)
 
+    def begin_training(self, newest: str, *, loads: bool) -> None:
+        """Begin the checkpoints of another training of a script, which a ring writes.
+
+        Args:
+            newest: newest checkpoint of the training; empty if there is none.
+            loads: the training begins with the model of ``--load``.
+        """
+        self.named, self._load = newest, self._config.load if loads else ""
+
     def written_by_ring(self, directory: str) -> list[Note]:
         """Record a checkpoint that a script's ring wrote, as the one to restore."""
         if directory == self.named:
@@ -355,6 +365,7 @@ class CheckpointManager:
         commit = attempt.commit if attempt is not None else None
         return {
             "newest": self.named,
+            "load": self._load,
             "best": str(self.best.path or ""),
             "incarnation": self._incarnation,
             "running": attempt.kind if attempt is not None else "",
@@ -376,6 +387,7 @@ class CheckpointManager:
         """
         if self.newest is None:
             self.named = state["newest"]
+        self._load = state["load"]
         self._incarnation = state["incarnation"]
         self._schedule.next, self._schedule.failures = state["next"], state["failures"]
         self._flushed = state["flushed"]

@@ -34,6 +34,7 @@ from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.scripts.meetings import Meetings
 from master.state.scripts.script_workforce import ScriptWorkforce
+from master.state.scripts.trainings import Trainings
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.script_data import ScriptProgress
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
@@ -92,6 +93,7 @@ class ManagedJob:
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
         self.ring = Ring()
+        self.trainings = Trainings()
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if fleet.agents is not None:
             self.workforce = ScriptWorkforce(
@@ -264,7 +266,8 @@ class ManagedJob:
     def form_ring(self, now: float) -> bool:
         """Form the next ring if it is due. Returns whether one was formed."""
         ring, most = self.ring, self.fleet.workers_wanted
-        least = min(self.config.cluster.min_workers, most)
+        # A process that is lost in a later training may be unable to take part in it again.
+        least = min(self.config.cluster.min_workers, most) if self.trainings.number == 1 else 1
         if not ring.due(now, min_workers=least, max_workers=most):
             return False
         if ring.model_lost:
@@ -277,6 +280,25 @@ class ManagedJob:
         self.lifecycle.began(now)
         self.changed = True
         return True
+
+    def begin_training(self, number: int, now: float) -> None:
+        """Begin the next training of a script; or an earlier one again, if no process of the
+        current one is left."""
+        before, (done, _) = self.trainings.number, self.done()
+        again = number <= before
+        kept = self.trainings.begin(number, self.checkpoints.named)
+        self.ring.begin_training()
+        self.checkpoints.begin_training(kept, loads=number == 1)
+        restore, values_only = self.checkpoints.restore_from, self.checkpoints.values_only
+        self.fleet.renew(restore=restore, values_only=values_only)
+        if isinstance(self.workload, ScriptProgress):
+            self.workload.begin_training(again=again)
+        if again:
+            self.lifecycle.rolled_back(done)
+            text = f"no process of training {before} is left: the script starts again"
+            self.lifecycle.note("error", text, now)
+        else:
+            self.lifecycle.note("info", f"training {number} of the script begins", now)
 
     def _renew(self, text: str, now: float) -> None:
         """Begin a new incarnation of a lost model from the newest checkpoint."""

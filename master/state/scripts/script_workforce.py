@@ -97,9 +97,8 @@ class ScriptWorkforce(Workforce):
         if self._lifecycle.ending:
             raise UsageError(f"job {self._config.name} is over: no further worker may join")
         events = []
-        place = (request.node or request.host, request.local_rank)
-        before = self._places.get(place)
-        if before is not None:
+        place, before = self._place_of(request), self.before(request)
+        if before >= 0:
             member = self._members.get(before)
             if member is not None and member.pid == request.pid:
                 return before, ()
@@ -111,6 +110,14 @@ class ScriptWorkforce(Workforce):
         log = agent.logs.get(request.pid, "") if agent is not None else ""
         self._fleet.adopt(worker, request.pid, log)
         return worker, events
+
+    def before(self, request: pb.RegisterRequest) -> int:
+        """Return the last worker in the place of a process that registers; -1 if there was none."""
+        return self._places.get(self._place_of(request), -1)
+
+    @staticmethod
+    def _place_of(request: pb.RegisterRequest) -> tuple[str, int]:
+        return request.node or request.host, request.local_rank
 
     def declare_lost(self, worker: int, why: str) -> None:
         member = self._members.get(worker)
@@ -303,7 +310,8 @@ class ScriptWorkforce(Workforce):
                 return None  # the final checkpoint is still being written
             if self.torchrun_error and not self._ring.finished:
                 return Failure(self.torchrun_error)
-            if not len(self._agents) and self._ring.number and not self._ring.finished:
+            ended = self._ring.finished or self._ring.awaits_exits
+            if self._ring.number and not ended:
                 return Failure("the processes of the script ended without the end of their loop")
             return Finished(leave_s=_LEAVE_S if self._pods.agents else 0.0)
         if self.rounds.left and not present:

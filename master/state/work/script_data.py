@@ -84,7 +84,7 @@ class ScriptProgress:
         self._restarted = False
         self._heartbeat = pb.HeartbeatRequest()
         """Heartbeat of the member with the farthest position in the newest loader."""
-        self._steps = 0
+        self._steps = self._steps_before = 0  # of the current training, and of those before
 
     def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
         """Record the position of a ring's member. Returns whether it is the position of the ring. A
@@ -105,7 +105,7 @@ class ScriptProgress:
 
     def done(self, members: Membership) -> tuple[int, int]:
         """Return (records, minibatches) that are in the model."""
-        return self._records, self._steps
+        return self._records, self._steps_before + self._steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
         """Fill in epochs, records and tasks of a status."""
@@ -128,13 +128,21 @@ class ScriptProgress:
         self._ledger.restored(Watermarks())
         self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report their position
 
+    def begin_training(self, *, again: bool) -> None:
+        """Begin the next training, whose members go on with the numbers of passes and records, or
+        an earlier one ``again``."""
+        if again:
+            self.restore(None)
+            self._steps_before = 0
+        self._steps, self._steps_before = 0, self._steps_before + self._steps
+
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        return {}  # the members report
+        return {"steps_before": self._steps_before}  # the members report the rest
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        self._restarted = True
+        self._restarted, self._steps_before = True, state["steps_before"]
 
 
 def _place(heartbeat: pb.HeartbeatRequest) -> tuple[int, int, int]:

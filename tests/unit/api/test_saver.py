@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,20 +172,22 @@ def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(tmp_path: Pat
     assert again.newest() == layout.step_dir(tmp_path, 3)
 
 
-def test_the_command_line_goes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("training", "folder"), [(1, "."), (2, "training-2")])
+def test_the_command_line_goes_first(tmp_path: Path, training: int, folder: str) -> None:
     given = CheckpointConfig(dir=str(tmp_path), every=7, keep=2)
     session: Any = SimpleNamespace(
         config=JobConfig(name="j", kind="script", model_file="/m.py", checkpoint=given),
         master=SimpleNamespace(address="127.0.0.1:1"),
         worker_id=0,
         ring=0,
+        training=training,
         heartbeat=None,
         progress=None,
         close=lambda: None,
     )
     job = Job(session, CheckpointConfig(dir="mine"), seed=0, check_every=0, on_resize=None)
     try:
-        assert job._saver._config == given
+        assert job._saver._config == replace(given, dir=str(tmp_path / folder))
     finally:
         job.close()
 

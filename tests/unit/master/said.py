@@ -50,12 +50,23 @@ class Said:
 
     # ---- workers ----
 
-    def register(self, pid: int, *, node: str = "n", local_rank: int = 0) -> int:
-        """Register a worker of a script."""
+    def register(self, pid: int, **fields: Any) -> int:
+        """Register a worker of a script. Returns its id."""
+        return self.enters(pid, **fields).worker_id
+
+    def enters(
+        self, pid: int, *, node: str = "n", local_rank: int = 0, training: int = 1
+    ) -> pb.RegisterResponse | None:
+        """Let a process of a script enter a training; None while it waits."""
         request = pb.RegisterRequest(
-            worker_id=-1, pid=pid, host="h", node=node, local_rank=local_rank
+            worker_id=-1,
+            pid=pid,
+            host="h",
+            node=node,
+            local_rank=local_rank,
+            training=training,
         )
-        return self.call(worker_calls.register, request).worker_id
+        return self.call(worker_calls.register, request)
 
     def report_model(
         self, worker: int = 0, *embeddings: pb.EmbeddingReport, **fields: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -30,6 +31,7 @@ _CALL_S = 6.0
 _MASTER_AWAY_S = 600.0
 _SAY_S = 10.0  # a wait of this length is logged
 _TORCHRUN_MEET_S = 1800.0
+_MAX_TRAININGS = 1 << 20
 _LAUNCHERS = (
     "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
     "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
@@ -272,11 +274,13 @@ class MasterRendezvous(RingRendezvous):
 
 
 class TorchrunRendezvous(RingRendezvous):
-    """A single ring of all processes that torchrun started together.
+    """A single ring of all processes that torchrun started together, for each training of a script.
 
     If one process ends, torchrun's agent ends all others, so there is no second ring. The processes
     that torchrun starts next restore a checkpoint.
     """
+
+    _trainings = itertools.count()
 
     def __init__(self) -> None:
         env = os.environ
@@ -287,8 +291,9 @@ class TorchrunRendezvous(RingRendezvous):
             )
         self.worker_id, self._size = rank, size
         self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
-        # The store may still have keys of the processes before a restart.
-        self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # The store still has keys of the trainings before, and of the processes before a restart.
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._ring = 1 + restarts * _MAX_TRAININGS + next(self._trainings)
         self.host = local_address(env["MASTER_ADDR"])
         # The processes arrive at different times, after the code before the call in the script.
         self.meet_s = _TORCHRUN_MEET_S

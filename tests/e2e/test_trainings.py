@@ -1,0 +1,64 @@
+"""A script with several trainings, one after the other, under ``torch-edl run``."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.place import Place
+
+TRAININGS = """
+import os, signal, sys, time
+import torch, torch_edl
+from torch.utils.data import TensorDataset
+for number in (1, 2, 3):
+    job = torch_edl.init()
+    model = torch.nn.Embedding(320 * number, 1)  # each weight counts its record
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=32.0)
+    model, optimizer = job.prepare(model, optimizer)
+    data = TensorDataset(torch.arange(320 * number))
+    options = {"batch_size": 32, "global_batch_size": 32, "shuffle": True, "epochs": number}
+    for (x,) in job.loader(data, **options):
+        optimizer.zero_grad()
+        (-model(x).mean()).backward()
+        optimizer.step()
+        if number == 2 and job.step == 10:
+            try:
+                os.close(os.open("killed", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        if number == 2 and job.step == 12 and "joins" in sys.argv:
+            # Ring 3 is that of the survivor, until the replacement asks to join.
+            while job.world_size == 1 and job._session.heartbeat.stale_ring < 3:
+                time.sleep(0.01)
+    seen = job.collect(lambda rank, world: b"", len)
+    counts = model.weight.detach().unique().tolist()
+    print(f"training {number}: counts {counts}, {job.step} steps", flush=True)
+    job.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [False, True])
+def test_each_training_counts_each_record_also_if_a_worker_is_killed(
+    kept: bool, place: Place
+) -> None:
+    name = "kept" if kept else "lost"
+    (place / "killed").unlink(missing_ok=True)
+    (place / "trainings.py").write_text(TRAININGS)
+    options = "--checkpoint-dir ck" if kept else ""
+    joins = "joins" if kept else ""
+    done = place(f"run --workers 2 --job-name {name} {options} trainings.py {joins}")
+    found = re.findall(r"training (\d): counts \[(.*)\], (\d+) steps", done.stdout)
+    # One process completes training 1 before it is killed; its replacement has the final model of
+    # training 1, if there are checkpoints, and takes part from training 2 on.
+    ends = [("1", "1.0", "10"), ("2", "2.0", "40"), ("3", "3.0", "90")]
+    expected = [ends[0], *ends, *ends] if kept else [ends[0], *ends]
+    assert sorted(found) == sorted(expected), done.text
+    assert json.loads(place(f"audit {name} --json").stdout)["verdict"] == "holds"
+    status = json.loads(place(f"status {name} --json").stdout)
+    assert (status["records"]["done"], status["steps"]) == (320 + 1280 + 2880, 140)

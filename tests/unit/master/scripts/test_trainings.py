@@ -1,0 +1,147 @@
+"""Several trainings of a script, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from master.state.actions import Saved
+from tests.unit.master.script_jobs import died, on_servers, ring_of_two, torchrun
+from tests.unit.master.world import World
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+def in_training_2(w: World) -> World:
+    """Both workers complete training 1, and are workers 2 and 3 in the ring of training 2."""
+    w.leave(0, finished=True)
+    assert w.enters(11, training=2) is None, "worker 1 may still need its ring"
+    assert w.stand_by(1, ring=1, step=9).leave
+    w.leave(1, finished=True)
+    assert w.enters(11, training=2).worker_id == 2
+    assert w.enters(12, local_rank=1, training=2).worker_id == 3
+    w.ring(2, 3)
+    return w
+
+
+def test_a_training_begins_when_all_have_left_the_one_before() -> None:
+    w = in_training_2(ring_of_two())
+    ring = w.job.ring.current
+    assert (ring.number, list(ring.workers), ring.fresh, ring.heal) == (2, [2, 3], True, True)
+    assert w.said("training 2 of the script begins") == 1
+    assert w.enters(11, training=2).worker_id == 2, "the answer was lost"
+    assert (w.beat(2, ring=2).broken_ring, w.beat(3, ring=2).broken_ring) == (0, 0)
+
+
+def test_steps_and_records_go_on_over_trainings_and_masters() -> None:
+    w = ring_of_two()
+    for worker in (0, 1):
+        w.beat(worker, ring=1, steps=10, position=320, pass_records=320)
+    w = in_training_2(w)
+    assert w.job.done() == (320, 10)
+    w = w.restart()
+    w.beat(2, ring=2, steps=4, position=128, pass_index=1, pass_records=640, records_before=320)
+    assert w.job.done() == (448, 14)
+    w.beat(1, ring=1, steps=99, position=99, pass_index=9)
+    assert w.job.done() == (448, 14), "a late word of training 1"
+    assert w.enters(11, training=2).worker_id == 2
+
+
+def test_the_end_of_one_training_is_not_the_end_of_the_job() -> None:
+    w = in_training_2(ring_of_two())
+    w.tick()
+    assert (w.outcome, w.job.state) == (None, "running")
+    for worker in (2, 3):
+        w.leave(worker, finished=True)
+    w.agent("n", died(11, local_rank=0, code=0), died(12, code=0), done=True)
+    assert w.outcome.state == "finished"
+
+
+def test_a_process_that_dies_between_two_trainings_is_not_waited_for() -> None:
+    w = ring_of_two()
+    w.leave(0, finished=True)
+    assert w.enters(11, training=2) is None
+    w.agent("n", died(12))
+    assert w.enters(11, training=2).worker_id == 2
+    assert w.ring(2).workers == [2], "a ring of fewer than --workers: the other may not come back"
+
+
+def test_a_process_that_did_not_join_in_time_leaves() -> None:
+    w = ring_of_two()
+    late = w.register(13, node="m")
+    for worker in (0, 1):
+        w.leave(worker, finished=True)
+    assert w.beat(late).known, "it may still warm up"
+    assert w.enters(11, training=2).worker_id == 3
+    assert w.join(late).leave
+    assert not w.beat(late).drain
+
+
+@pytest.mark.parametrize("kept", ["", "/ck/step-9"])
+def test_a_replacement_continues_with_the_checkpoint_of_a_training_that_is_over(kept: str) -> None:
+    w = ring_of_two()
+    if kept:
+        w.report_checkpoint(0, kept)
+    w = in_training_2(w).restart()
+    w.agent("n", died(12))
+    new = w.enters(13, local_rank=1)
+    if not kept:
+        assert new is None, "it waits: it has no model"
+        assert w.restart().enters(13, local_rank=1) is None
+        w.leave(2, finished=True)
+        assert w.enters(13, local_rank=1) is None, "there may be a third training"
+        w.agent("n", died(11, local_rank=0, code=0))
+        assert w.enters(13, local_rank=1).leave
+        return
+    assert (new.trained, new.worker_id) == (kept, 0)
+    assert w.enters(13, local_rank=1, training=2).worker_id == 4
+    assert w.join(4) is None
+    assert w.join(2, ring=2, step=9).ring.workers == [2, 4]
+
+
+@pytest.mark.parametrize("kept", ["", "/ck/step-9"])
+def test_a_script_whose_processes_are_all_lost_starts_again(kept: str) -> None:
+    w = ring_of_two()
+    if kept:
+        w.report_checkpoint(0, kept)
+    w = in_training_2(w)
+    w.report_checkpoint(2, "/ck/training-2/step-5")
+    w.agent("n", died(11, local_rank=0), died(12))
+    assert w.register(21) == 4
+    assert w.register(22, local_rank=1) == 5
+    assert w.said("no process of training 2 is left: the script starts again") == 1
+    ring = w.ring(4, 5)
+    assert (ring.number, ring.fresh, ring.restored_from) == (3, True, kept)
+    w.leave(4, finished=True)
+    assert w.enters(21, training=2) is None
+    w.leave(5, finished=True)
+    assert w.enters(21, training=2).worker_id == 6
+    assert w.ring(6).restored_from == "/ck/training-2/step-5"
+
+
+def test_a_later_training_does_not_begin_with_the_model_of_load() -> None:
+    manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
+    saved = Saved(Path("/c/step-5"), manifest)
+    w = in_training_2(ring_of_two(dir="/c", resume=True, resumed=saved))
+    assert w.job.ring.current.restored_from == ""
+
+
+def test_a_stopped_job_begins_no_training() -> None:
+    w = ring_of_two()
+    w.leave(0, finished=True)
+    w.job.stop("SIGTERM", w.now)
+    assert w.enters(11, training=2).leave
+
+
+def test_trainings_are_refused_where_they_cannot_be() -> None:
+    with pytest.raises(UsageError, match="equally often"):
+        ring_of_two().enters(11, training=3)
+    with pytest.raises(UsageError, match="under torchrun; use torch-edl run"):
+        torchrun().enters(11, training=2)
+    w = on_servers()
+    with pytest.raises(UsageError, match="the model of one training"):
+        w.enters(1, training=2)
+    w.agent("n", pb.AgentWorker(pid=1))
+    assert w.outcome is None
