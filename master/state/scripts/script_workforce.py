@@ -13,7 +13,7 @@ from master.state.ring import Ring
 from master.state.scripts.agents import AgentRecord, Agents, require_same_experiment
 from master.state.scripts.rounds import Rounds
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import AGENT, AgentProcess
+from master.state.workforce.processes import AGENT, DRAINING, STOPPING, AgentProcess
 from master.state.workforce.workforce import (
     Finished,
     RoundFormed,
@@ -213,7 +213,18 @@ class ScriptWorkforce(Workforce):
             for worker in self._workers_of(node):
                 if worker in self._members:
                     yield self._lost(worker, f"{node} {exit.how}")
+            if self._pods.complete and self._failed(node, exit):
+                yield Failure(f"{node} {exit.how} before its workers completed the script")
             self._agents.drop(node)
+
+    def _failed(self, node: str, exit: ProcessExit) -> bool:
+        """Return whether an agent of a pod failed by itself, while its workers ran the script."""
+        agent, process = self._agents.get(node), self._fleet.process(AGENT, exit.id)
+        if agent is None or agent.done or not agent.begun:
+            return False
+        taken = exit.was_taken or exit.was_terminated or exit.was_killed
+        asked = process is None or process.state in (DRAINING, STOPPING)
+        return exit.code != 0 and not (taken or asked)
 
     def scale(self, request: pb.ScaleRequest) -> None:
         if self._pods.agents:

@@ -102,10 +102,23 @@ def test_once_an_agent_has_completed_the_script_none_is_replaced() -> None:
     report(w, 0, done=True)
     w.exit("agent", 0, code=0)
     for each in (w, w.restart()):
-        each.exit("agent", 1, code=1)
+        each.exit("agent", 1, code=143, why="preempted", own_fault=False)
         each.tick(1)
         assert each.outcome is None
         assert len(each.started) == (4 if each is w else 0)
+
+
+def test_a_pod_that_fails_after_another_has_completed_the_script_fails_the_job() -> None:
+    w = job()
+    for agent in (0, 1):
+        report(w, agent, 100)
+    report(w, 0, done=True)
+    w.exit("agent", 0, code=0)
+    w.exit("agent", 1, code=1, why="out of memory")
+    w.tick()
+    assert w.outcome.state == "failed"
+    assert w.outcome.error.startswith("agent-1 ended with exit code 1")
+    assert w.outcome.error.endswith("before its workers completed the script")
 
 
 def test_the_next_master_knows_the_agents() -> None:
