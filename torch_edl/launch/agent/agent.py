@@ -186,7 +186,9 @@ class LocalAgent:
         except ChildFailedError as error:
             text, _ = failure_text(self._spec.name, error.failures)
             return JobOutcome(state="failed", status=None, error=text, logs=logs)
-        signal_ = self._signals.first
+        # A signal after the end of the script stops nothing, if the master sees it in the same way.
+        complete = self._group.is_done and self._end.error == ""
+        signal_ = 0 if complete else self._signals.first
         state = "stopped" if signal_ else "finished"
         return JobOutcome(state=state, status=None, signal=signal_, logs=logs)
 

@@ -29,6 +29,8 @@ class ScriptedMaster:
         self._told: list[pb.AgentReportRequest] = []
         self.answer = pb.AgentReportResponse(nodes=1)
         self.stops: list[str] = []
+        self.finishes = False
+        """True if the job has finished, and agents hear of it once a stop is asked for."""
         handlers = dict.fromkeys(services.methods(services.MASTER), _refuse)
         handlers |= {
             "AgentReport": self._report,
@@ -58,7 +60,10 @@ class ScriptedMaster:
         answer = pb.AgentReportResponse()
         answer.CopyFrom(self.answer)
         answer.master_addr, answer.master_port = request.address, request.port
-        answer.over = answer.over or request.done or bool(request.error) or bool(self.stops)
+        ends = request.done and not self.finishes
+        answer.over = answer.over or ends or bool(request.error) or bool(self.stops)
+        if self.stops and not self.finishes:
+            answer.error = f"the job was stopped: {self.stops[0]}"
         return answer
 
     def _stop(self, request: pb.StopRequest, _: Any) -> pb.StopResponse:

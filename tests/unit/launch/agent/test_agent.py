@@ -142,6 +142,18 @@ def test_a_signal_leaves_nothing_behind(start: Start, master: ScriptedMaster) ->
     assert set(master.ends().values()) == {-9}
 
 
+def test_a_signal_after_the_end_of_the_script_stops_nothing(
+    start: Start, master: ScriptedMaster
+) -> None:
+    agent = start("--nproc-per-node", "1", script=("reader",))
+    (worker,) = agent.workers(1)
+    master.finishes = True  # the stop comes too late
+    os.kill(worker, signal.SIGTERM)
+    wait_for(lambda: master.told[-1].done)
+    agent.signal(signal.SIGINT)
+    assert agent.finish()[0] == 0
+
+
 def test_a_notice_of_preemption_is_as_sigterm(
     start: Start, master: ScriptedMaster, tmp_path: Path
 ) -> None:
