@@ -126,7 +126,8 @@ class Workforce:
         least = min(self._min_workers, self._fleet.workers_wanted)
         if exit.role != "worker" or run >= least:
             return ()
-        text = f"workers left: {run}, minimum: {least}; waiting for replacements"
+        text = f"workers left: {run} of at least {least}; replacements start"
+        text += ", and the job continues meanwhile" if run else ""
         return [Note("warning", text)]
 
     def declare_lost(self, worker: int, why: str) -> None:

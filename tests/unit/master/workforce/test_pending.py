@@ -222,7 +222,8 @@ def test_a_loss_below_the_minimum_is_said_unless_the_user_wants_that(wanted: int
     w.fleet.workers_wanted = wanted
     for id in range(2):
         w.taken("worker", id)
-    assert w.said("workers left: 0, minimum: 1") == (wanted > 0)
+    assert w.said("workers left: 0 of at least 1; replacements start") == (wanted > 0)
+    assert not w.said("continues")
 
 
 def test_what_a_process_waits_for_is_in_the_status() -> None:
