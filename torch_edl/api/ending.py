@@ -83,7 +83,8 @@ class Ending:
             self.failed = True
             self._open_loop.end()  # the job continues without this process, or is over
             self.last = error.last
-            self._close()
+            with contextlib.suppress(DismissedError):
+                self._close()
             if isinstance(error, DeclaredLostError) or self._terminated():
                 # The exit status shows the sender that the signal ended the process. An agent
                 # replaces a process that a signal has ended.

@@ -30,6 +30,7 @@ from torch_edl.wire.channel import AWAY, MASTER_AWAY_S, Stub, unanswered
 log = logging.getLogger(__name__)
 
 _REGISTER_S = 60.0
+_GONE_S = 5.0
 _SAY_S = 10.0  # a wait of this length is logged
 # Longer than the 5 s for which the master waits for servers.
 _CALL_S = 30.0
@@ -125,6 +126,7 @@ class MasterSession:
         self._model: pb.ReportModelRequest | None = None
         self._fit: Callable[[], None] | None = None
         self.departure = departure or GracefulExit()
+        self.master.before_retry = self._require_stay
         if departure is None:
             self.departure.listen()
             self.begin()
@@ -310,6 +312,12 @@ class MasterSession:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 raise UsageError(error.details()) from None
             raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+
+    def _require_stay(self) -> None:
+        """Raise DismissedError if this process was asked to leave, and the master has been away for
+        longer than a restart takes: it has ended with the job."""
+        if self.departure.asked.is_set() and self.heartbeat.silence_s > _GONE_S:
+            raise DismissedError("asked to leave, and the master does not answer")
 
     def _leave(self) -> None:
         self.progress.notice, self.progress.leaving = self.departure.notice, True

@@ -158,6 +158,8 @@ class Stub:
     ) -> None:
         require_text(token)
         self.address = bare(address)
+        self.before_retry: Callable[[], None] = lambda: None
+        """Called by :meth:`insist` while the other side is away; an exception ends the wait."""
         self._answered = False  # True after the first answer of a process of this job
         self._limit, self._cause = request_limit(services)
         self._metadata = (("authorization", call_key(token)),)
@@ -262,6 +264,7 @@ class Stub:
                 answer = self.call(request, timeout_s=timeout_s, wait=True)
             except grpc.RpcError as error:
                 if error.code() in AWAY and absence.failed() < away_s:
+                    self.before_retry()
                     method = method_of(request).name
                     log.warning("%s does not answer %s; calling again", self.address, method)
                     continue

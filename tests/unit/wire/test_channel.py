@@ -83,6 +83,18 @@ def test_what_is_raised_before_a_call_ends_the_wait(stub: Callable[[Answers], St
         insist(stub(["never"]), before_call=stop)
 
 
+def test_who_must_leave_ends_the_wait_for_a_side_that_is_away(
+    stub: Callable[[Answers], Stub],
+) -> None:
+    def leave() -> None:
+        raise UsageError("asked to leave")
+
+    master = stub([TimeoutError("busy"), "never"])
+    master.before_retry = leave
+    with pytest.raises(UsageError, match="asked to leave"):
+        insist(master, away_s=60.0)
+
+
 def test_an_answer_that_is_too_large_is_an_error_and_not_awaited(
     stub: Callable[[Answers], Stub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
