@@ -216,7 +216,8 @@ class LocalAgent:
     def _conclude(self) -> None:
         hosted, error = self._master.hosted, self._end.error
         if hosted is not None and error is not None:
-            hosted.wait(_MASTER_LEAVES_S)
+            # The master leaves once its last status was fetched.
+            hosted.wait(_MASTER_LEAVES_S, lambda: self._reporter.turn(time.monotonic()))
         if self._signals.count:
             return
         if self._group.failures:

@@ -6,7 +6,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
@@ -150,8 +150,9 @@ class MasterProcess:
         self._stopping = True
         self._launcher.stop("master", 0, grace_s=grace_s)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the master to leave after the end of its job.
+    def wait(self, timeout_s: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Wait for the master to leave after the end of its job, and call ``meanwhile`` again and
+        again.
 
         After this call, the master is not restarted, and the job is no longer watched.
         """
@@ -159,6 +160,7 @@ class MasterProcess:
         self._stopping = True
         while self.exit is None and time.monotonic() < deadline:
             self.poll()
+            meanwhile()
             time.sleep(_POLL_S)
         self._hold.close()
 
