@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from tests.place import Place
@@ -73,3 +75,57 @@ def test_a_job_begins_with_the_model_of_another(tmp_path: Path, first: str, then
             assert seen == 80 + 2 * 2  # the total, and a row of two
         place(f"{RUN} {then} --load {source} --output next-{source}")
         assert counts(place / f"next-{source}") == (120, {3})
+
+
+DAYS = """
+import numpy as np, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(20, 1)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+    def forward(self, n): return self.rows(n).squeeze(1) * self.scale
+def model():
+    torch.manual_seed(1)
+    return Net()
+def loss(labels, predictions): return torch.nn.functional.mse_loss(predictions, labels)
+def optimizer(params): return torch.optim.Adagrad(params, lr=0.5)
+def feed(records, mode, metadata):
+    n = torch.from_numpy(records.column("n").to_numpy().astype(np.int64))
+    return n, n.float() / 20
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [LOCAL, "--strategy ps --ps 2 --large-embedding 99"])
+def test_the_next_day_is_trained_with_the_state_of_the_optimizer(
+    tmp_path: Path, strategy: str
+) -> None:
+    """Two jobs of a day each give the model of one loop over both days."""
+    place = Place(tmp_path)
+    (place / "days.py").write_text(DAYS)
+    days = [np.arange(20), np.arange(20)[::-1].copy()]
+    for number, day in enumerate(days):
+        pq.write_table(pa.table({"n": day}), place / f"day-{number}.parquet")
+    run = f"run days.py {strategy} --batch-size 4 --no-shuffle"
+    place(f"{run} --data day-0.parquet --checkpoint-dir A --output first")
+    said = place(
+        f"{run} --data day-1.parquet --load A --load-optimizer --checkpoint-dir B --output second"
+    )
+    assert "its values and the state of the optimizer" in said.stdout
+    found = load_file(place / "second" / "model.safetensors")
+
+    contract: dict[str, Any] = {}
+    exec(DAYS, contract)
+    net = contract["model"]()
+    optimizer = contract["optimizer"](net.parameters())
+    for n in (torch.from_numpy(part.copy()) for day in days for part in day.reshape(-1, 4)):
+        optimizer.zero_grad()
+        contract["loss"](n.float() / 20, net(n)).backward()
+        optimizer.step()
+    for name, value in net.state_dict().items():
+        assert torch.from_numpy(found[name]) == pytest.approx(value, abs=1e-5), name
+    # Values alone give another model.
+    place(f"{run} --data day-1.parquet --load A --output alone")
+    alone = load_file(place / "alone" / "model.safetensors")
+    assert np.abs(alone["rows.weight"] - found["rows.weight"]).max() > 1e-2

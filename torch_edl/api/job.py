@@ -234,8 +234,12 @@ class Job(JobState):
         if self._saver.keeps:
             check_tables(model)
         stateful = schedulers if scaler is None else [*schedulers, scaler]
+        config = None if self._session is None else self._session.config
+        loads = config is not None and config.checkpoint.load_optimizer
         engine = RingEngine(
-            ReplicatedTorchModel(Replica(model, optimizers, stateful), alone=alone),
+            ReplicatedTorchModel(
+                Replica(model, optimizers, stateful, loads_optimizer=loads), alone=alone
+            ),
             self._rendezvous,
             check_every=self._check_every,
             on_resize=self._on_resize,

@@ -183,8 +183,9 @@ class CheckpointReader:
         shard, shards: the part of the tables to restore.
         values_only: read only values, without watermarks, versions, slots and steps, as initial
             values of another job. A checkpoint of any strategy can be read.
+        optimizer: read slots and steps, too, with ``values_only``; an exported model has none.
         on_servers: whether the checkpoint must have been written by parameter servers (True) or by
-            a worker; ignored with ``values_only``.
+            a worker; ignored if only values are read.
 
     Raises:
         CheckpointError: the folder holds neither, or is damaged; also raised by all methods.
@@ -197,9 +198,11 @@ class CheckpointReader:
         shards: int = 1,
         *,
         values_only: bool = False,
+        optimizer: bool = False,
         on_servers: bool = True,
     ) -> None:
         self._shard, self._shards = shard, shards
+        self._has_slots = optimizer or not values_only
         self._on_servers = on_servers
         self._values_only = values_only
         self.watermarks = Watermarks()
@@ -221,10 +224,11 @@ class CheckpointReader:
 
     def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
         self.manifest = layout.read(directory)
-        if self.manifest.on_servers != self._on_servers and not self._values_only:
+        if self.manifest.on_servers != self._on_servers and self._has_slots:
             raise CheckpointError(
-                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; resume it "
-                f"with --strategy {self.manifest.strategy}, or start from its values with --load"
+                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; continue it "
+                f"with --strategy {self.manifest.strategy}, or start from its values alone with "
+                "--load"
             )
         versions = () if self._values_only else self.manifest.versions
         if not self._values_only:
@@ -248,7 +252,7 @@ class CheckpointReader:
                 f"{path}: not a part of a table: {error}; the file is damaged: use another "
                 "checkpoint"
             ) from None
-        if self._values_only:
+        if not self._has_slots:
             slots, step = [], 0
         _require_name(name, path)
         saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
@@ -280,7 +284,7 @@ class CheckpointReader:
         values: dict[str, tensor_files.Array] = {}
         for path in self._dense:
             values.update(tensor_files.read(path))
-        if self._values_only:
+        if not self._has_slots:
             slots = {name for name in values if name.rpartition("@")[0] in values}
             return {name: v for name, v in values.items() if name not in slots}
         return values

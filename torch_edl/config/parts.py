@@ -240,9 +240,15 @@ class CheckpointConfig(Checked):
             group="model",
         ),
     )
+    load_optimizer: bool = training_option(
+        False, "--load-optimizer", "with --load: also the state of its optimizer (default: anew)"
+    )
+    """The source must then be a checkpoint. Learning rates and schedules begin anew."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.load_optimizer and not self.load:
+            raise UsageError("--load-optimizer: add --load SOURCE, the checkpoints that have it")
         if (self.every or self.resume) and not self.dir:
             given = "--resume" if self.resume else f"--checkpoint-every {self.every}"
             raise UsageError(f"{given}: add --checkpoint-dir DIR, where the checkpoints are")

@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--values-only", action="store_true", help="restore without watermarks and optimizer state"
     )
+    parser.add_argument(
+        "--load-optimizer", action="store_true", help="with --values-only: also optimizer state"
+    )
     parser.add_argument("--journal", type=Path, help="folder of the journal of this shard")
     parser.add_argument(
         "--replica", action="store_true", help="keep a copy of this shard on the next server"
@@ -239,7 +242,11 @@ def _restored(
     # A log with a snapshot contains the restored state, and the checkpoint may have been removed.
     if args.restore and not (state and state.base.path):
         source = CheckpointReader(
-            args.restore, args.shard, args.shards, values_only=args.values_only
+            args.restore,
+            args.shard,
+            args.shards,
+            values_only=args.values_only,
+            optimizer=args.load_optimizer,
         )
     shard = ModelShard(rules, source, end, args.shards, state)
     if state:

@@ -107,7 +107,8 @@ class ModelFile(UserModel):
 
     def replica(self) -> Replica:
         stateful = [] if self.scheduler is None else [self.scheduler]
-        return Replica(self.model, [self.optimizer], stateful)
+        keep = self.config.checkpoint
+        return Replica(self.model, [self.optimizer], stateful, loads_optimizer=keep.load_optimizer)
 
     def served(self) -> ServedTorchModel:
         return ServedTorchModel(

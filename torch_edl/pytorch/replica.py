@@ -62,6 +62,8 @@ class Replica:
         optimizers: the optimizers, in the same order in every process.
         stateful: schedulers, gradient scalers and other objects whose ``state_dict`` has plain
             values only.
+        loads_optimizer: load the state of the optimizers with the values of another job's
+            checkpoint. Their options, such as the learning rate, and ``stateful`` do not change.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class Replica:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         stateful: Sequence[Any] = (),
+        *,
+        loads_optimizer: bool = False,
     ) -> None:
+        self._loads_optimizer = loads_optimizer
         self.model = model
         self.optimizers = tuple(optimizers)
         self.stateful = tuple(stateful)
@@ -194,11 +199,16 @@ class Replica:
                 own[name].copy_(value)
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
-        source = CheckpointReader(folder, values_only=values_only, on_servers=False)
+        loads_optimizer = values_only and self._loads_optimizer
+        source = CheckpointReader(
+            folder, values_only=values_only, optimizer=loads_optimizer, on_servers=False
+        )
         own = {module.table for module in self.tables}
         whole = layout.is_checkpoint(folder) and not values_only
         if whole:
             self.load(read(folder, own), folder)
+        elif loads_optimizer:
+            self._load_with_optimizer(read(folder, own), folder)
         else:
             self.load_model(read_model(folder, own), folder)
         for module in self.tables:
@@ -210,6 +220,16 @@ class Replica:
                     module.local_rows.use_kernel(optimizer, group)
             module.local_rows.restore(source)
         return source.manifest if whole else None
+
+    def _load_with_optimizer(self, state: State, where: object) -> None:
+        """Load the values of a model and the state of its optimizers, without their options."""
+        own = self.state().header
+        options = [[dict(each) for each in made.param_groups] for made in self.optimizers]
+        header = {**state.header, "stateful": own["stateful"], "position": own["position"]}
+        self.load(State(header, state.tensors), where)
+        for optimizer, groups in zip(self.optimizers, options, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
 
     def digest(self) -> int:
         value = 0

@@ -92,6 +92,11 @@ class Preparation:
             yield Note("info", f"training continues from {self._resumed.path}")
         elif self.config.checkpoint.resume:
             yield Note("warning", "no checkpoint yet: training starts from the beginning")
+        elif (keep := self.config.checkpoint).load and self.config.trains:
+            what = "values and the state of the optimizer, with learning rates and schedules anew"
+            if not keep.load_optimizer:
+                what = "values alone: the optimizer begins anew (--load-optimizer keeps its state)"
+            yield Note("info", f"the model starts from {keep.load}: its {what}")
 
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
         """Record the counted data sources, and make the tasks if the model is known."""

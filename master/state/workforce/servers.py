@@ -52,6 +52,7 @@ class ServerCommand:
         if config.kind == "script" and host:
             # Workers of other machines reach servers where they reach the master.
             args += ["--host", host]
+        args += ["--load-optimizer"] * config.checkpoint.load_optimizer
         if durability.mode == "replica":
             args.append("--replica")
         if durability.mode == "journal":

@@ -126,14 +126,19 @@ def test_a_damaged_description_of_a_table_is_named(tmp_path: Path, name: str) ->
             read(DAMAGED[name])
 
 
-@pytest.mark.parametrize("values_only", [False, True], ids=["resume", "load"])
+@pytest.mark.parametrize(
+    ("values_only", "optimizer"),
+    [(False, False), (True, False), (True, True)],
+    ids=["resume", "load", "load-optimizer"],
+)
 def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
-    tmp_path: Path, values_only: bool
+    tmp_path: Path, values_only: bool, optimizer: bool
 ) -> None:
     info = pb.EmbeddingTableInfo(
         name="t", dim=2, initializer=pb.Initializer(kind="zeros"), max_age=10
     )
-    config = pb.OptimizerConfig(kind="sgd", groups=[pb.ParamGroup(hyper={"lr": 1})])
+    hyper = {"lr": 1, "momentum": 0.5}
+    config = pb.OptimizerConfig(kind="sgd", groups=[pb.ParamGroup(hyper=hyper)])
     optimizers = Optimizers.from_proto(config)
 
     def update(table: EmbeddingTable, times: int, *ids: int) -> None:
@@ -148,9 +153,17 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
     manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
     layout.seal(tmp_path, Manifest(**manifest, files=sizes))
-    new = CheckpointReader(tmp_path, values_only=values_only).restore_table(info, optimizers)
-    assert new.step == (0 if values_only else 200)
-    update(new, 9, 1)
+    source = CheckpointReader(tmp_path, values_only=values_only, optimizer=optimizer)
+    assert source.version == 0
+    new = source.restore_table(info, optimizers)
+    anew = values_only and not optimizer
+    assert new.step == (0 if anew else 200)
+    # The momentum of row 1 is nearly 2, its limit.
+    before = new.core.pull(np.array([1]))
+    update(new, 1, 1)
+    moved = before - new.core.pull(np.array([1]))
+    assert moved == pytest.approx(1 if anew else 2, abs=1e-3)
+    update(new, 8, 1)
     assert new.core.size == 2
     update(new, 4, 1)  # a sweep comes each quarter of the age
     assert new.core.size == 1

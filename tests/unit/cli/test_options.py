@@ -62,6 +62,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --storage-dtype fp16 "
         "--table-storage disk:/fast --checkpoint-dir ck "
         "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
+        "--load-optimizer "
         "--job-name j --tensorboard tb --durability journal --journal-dir log --fsync always "
         "-- --hidden 3"
     )
@@ -115,6 +116,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             keep=6,
             resume=True,
             load="start",
+            load_optimizer=True,
             output=str(tmp_path / "out"),
         ),
         tensorboard=str(tmp_path / "tb"),

@@ -183,6 +183,21 @@ def test_what_a_trained_model_is(
     assert refused(check, *resume).startswith("--load and --resume")
 
 
+def test_the_state_of_an_optimizer_comes_with_its_strategy(check: Check, tmp_path: Path) -> None:
+    servers = make_checkpoint(tmp_path / "servers", 10)
+    alone = make_checkpoint(tmp_path / "alone", 10, "local")
+    make_output(tmp_path / "out")
+    words = ("--load-optimizer", "--load")
+    assert check(*words, servers).train.strategy == "ps"
+    assert check(*words, tmp_path / "alone").train.strategy == "local"
+    assert check(*words, alone, "--workers", 2).train.strategy == "allreduce"
+    assert "an output, which has no state" in refused(check, *words, tmp_path / "out")
+    said = refused(check, *words, servers, "--strategy", "allreduce")
+    assert "of the strategy ps, which keeps" in said
+    assert "another form than ps" in refused(check, *words, alone, "--ps", 2)
+    assert "add --load" in refused(check, "--load-optimizer")
+
+
 def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "ckpt", 10)
     manifest = layout.read(folder)

@@ -293,3 +293,34 @@ def test_tables_of_this_process_are_restored_with_their_slots(tmp_path: Path) ->
     fresh, _, third = rows_and_optimizer(3)
     assert third.restore(directory, values_only=True) is None
     assert fresh.state_dict()["unbounded.ids"].tolist() == [1 - 2**40, 2 - 2**40, 3 - 2**40]
+    # With the state of the optimizer (--load-optimizer), training goes on as if not interrupted.
+    kept, its_optimizer, _ = rows_and_optimizer(4)
+    fourth = Replica(kept, [its_optimizer], loads_optimizer=True)
+    assert fourth.restore(directory, values_only=True) is None
+    train(kept, its_optimizer, [1, 2, 3])
+    model, optimizer, again_whole = rows_and_optimizer(5)
+    again_whole.restore(directory, values_only=False)
+    train(model, optimizer, [1, 2, 3])
+    assert torch.equal(kept.state_dict()["bounded.weight"], model.state_dict()["bounded.weight"])
+    assert torch.equal(kept.dense.weight, model.dense.weight)
+
+
+def test_the_state_of_an_optimizer_without_its_options(tmp_path: Path) -> None:
+    """Another day's training begins its learning rate, schedule and position anew."""
+    source = Parts("adam", "step", 1)
+    for number in range(7):
+        source.step(number)
+    commit(source.replica.copy(), tmp_path)
+    other = Parts("adam", "step", 2)
+    for group in other.optimizer.param_groups:
+        group["lr"] = 0.5
+    begun = other.replica.state().header
+    replica = Replica(other.model, [other.optimizer], other.replica.stateful, loads_optimizer=True)
+    assert replica.restore(tmp_path, values_only=True) is None
+    found, saved = replica.state(), source.replica.state()
+    for name, tensor in saved.tensors.items():
+        assert torch.equal(tensor, found.tensors[name]), name
+    assert found.header["position"] == begun["position"]
+    assert found.header["stateful"] == begun["stateful"]
+    groups = [each.header["optimizers"][0]["groups"] for each in (found, saved)]
+    assert groups[0] == begun["optimizers"][0]["groups"] != groups[1]

@@ -78,9 +78,12 @@ def check_folders(config: JobConfig) -> JobConfig:
     keep = config.checkpoint
     if keep.load:
         option = "--load" if config.trains else "--from"
-        keep = dataclasses.replace(keep, load=find_model(keep.load, option=option))
+        found = find_model(keep.load, option=option, whole=keep.load_optimizer)
+        keep = dataclasses.replace(keep, load=found)
     if keep.load and keep.resume:
         raise UsageError("--load and --resume: both say where to start; choose one")
+    if keep.load_optimizer:
+        config = _with_optimizer(config, Path(keep.load))
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
         if config.kind == "train":  # an agent of a script may join the job that uses the folder
@@ -124,11 +127,40 @@ def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
     return config
 
 
-def find_model(named: str, *, option: str) -> str:
+def _with_optimizer(config: JobConfig, load: Path) -> JobConfig:
+    """Return the job with the strategy that can load the optimizer of a checkpoint.
+
+    Raises:
+        UsageError: the user chose another strategy, or the job trains a Keras model.
+    """
+    on_servers, wanted = layout.read(load).on_servers, config.train.strategy
+    if (
+        config.kind == "train"
+        and not on_servers
+        and backend_of(config.model_file) is not named(TORCH)
+    ):
+        raise UsageError(
+            "--load-optimizer: it is for models of torch, and for servers; leave it out"
+        )
+    if wanted == "auto":
+        alone = config.kind == "train" and config.cluster.max_workers == 1
+        wanted = "ps" if on_servers else "local" if alone else "allreduce"
+    if on_servers != (wanted == "ps"):
+        wrote = layout.read(load).strategy
+        raise UsageError(
+            f"--load-optimizer: {load} is a checkpoint of the strategy {wrote}, which keeps the "
+            f"state of the optimizer in another form than {wanted}; train with --strategy {wrote}, "
+            "or leave --load-optimizer out"
+        )
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, strategy=wanted))
+
+
+def find_model(named: str, *, option: str, whole: bool = False) -> str:
     """Return the absolute path of the trained model that the user names.
 
     Args:
         named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
+        whole: the model must have the state of its optimizer, so it must be a checkpoint.
 
     Raises:
         UsageError: there is no trained model, or a damaged one.
@@ -137,7 +169,7 @@ def find_model(named: str, *, option: str) -> str:
     # kept.
     path = Path(named).expanduser().absolute()
     try:
-        found = layout.trained_model(path) if path.is_dir() else _of_job(named, option)
+        found = layout.trained_model(path) if path.is_dir() else _of_job(named, option, whole)
     except CheckpointError as error:
         raise UsageError(f"{option} {named}: {error}") from error
     if found is None:
@@ -145,11 +177,17 @@ def find_model(named: str, *, option: str) -> str:
             f"{option} {named}: no trained model there; name the --output or the "
             "--checkpoint-dir of a job"
         )
+    if whole and not layout.is_checkpoint(found):
+        raise UsageError(
+            f"{option} {named}: an output, which has no state of an optimizer; name the "
+            "--checkpoint-dir of a job, or leave --load-optimizer out"
+        )
     return str(found)
 
 
-def _of_job(named: str, option: str) -> Path | None:
-    """Return the output of a job, or else its newest checkpoint."""
+def _of_job(named: str, option: str, whole: bool) -> Path | None:
+    """Return the output of a job unless the model must be ``whole``, or else its newest
+    checkpoint."""
     job = JobFolder(Path(named).name)
     if job.name != named or not job.config_file.is_file():
         problem = "not a folder" if Path(named).exists() else "no such folder, and no such job"
@@ -159,7 +197,8 @@ def _of_job(named: str, option: str) -> Path | None:
     config = job.config()
     # A script may choose the folder of its checkpoints; the script reports it to the master.
     last = str(job.last_status().get("checkpoint") or "")
-    places = [Path(p) for p in (config.checkpoint.output, config.checkpoint.dir, last) if p]
+    output = "" if whole else config.checkpoint.output
+    places = [Path(p) for p in (output, config.checkpoint.dir, last) if p]
     if not places or not config.trains:
         raise UsageError(
             f"{option} {named}: the job kept no model; --output DIR or --checkpoint-dir DIR keeps "
