@@ -50,7 +50,7 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
     assert {"ps-2", "ps-3"} <= {row[0] for row in shown["lanes"]["rows"]}
     kept = namespace.edl("clean", "--keep", "1")
     assert "nothing to remove" in kept.stdout
-    removed = namespace.edl("clean")
+    removed = namespace.edl("clean", "--days", "0")
     assert f"removed: job {JOB}" in removed.stdout, removed.stdout
     namespace.wait_for(lambda: namespace.left_of(JOB) == [])
 

@@ -151,4 +151,4 @@ def test_what_commands_print_is_as_documented(
         "removed": [{"job": "line", "place": str(home / "jobs" / "line")}],
     }
     assert shown("clean line")["dry_run"] is False
-    assert shown("clean") == {"dry_run": False, "removed": []}
+    assert shown("clean --days 0") == {"dry_run": False, "removed": []}

@@ -8,13 +8,14 @@ import functools
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from torch_edl.cli import summary
 from torch_edl.cli.arguments.options import platform_of
 from torch_edl.cli.platforms import find, find_all
-from torch_edl.cli.progress import colour_of
+from torch_edl.cli.progress import colour_of, duration
 from torch_edl.cli.status import STYLES, records_text
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config.job import LOCAL, check_servers, check_workers
@@ -46,12 +47,20 @@ def list_jobs(args: argparse.Namespace) -> int:
         where = "on this machine" if name == LOCAL else f"on {name}"
         stdout().print(f"no jobs {where}; torch-edl run starts one")
         return 0
-    jobs = table("job", "state", "started", "strategy", "records>")
+    console = stdout()
+    jobs = table("job", "state", "started", "time>", "records>")
+    jobs.columns[0].overflow = "fold"
     for found in reports:
         state = Text(found["state"], style=STYLES.get(found["state"], "default"))
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
-        jobs.add_row(found["job"], state, started, found["strategy"], records_text(found))
-    stdout().print(jobs)
+        spent = duration(found["wall_s"]) if found.get("wall_s") else "-"
+        jobs.add_row(found["job"], state, started, spent, records_text(found))
+    console.print(jobs)
+    for found in reports:
+        if reason := (found.get("error") or "").partition("\n")[0]:
+            line = Text(f"  {found['job']} {found['state']}: {reason}")
+            line.truncate(console.width, overflow="ellipsis")
+            console.print(line, soft_wrap=True)
     return 0
 
 
@@ -182,19 +191,23 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def clean(args: argparse.Namespace) -> int:
-    """Remove the named jobs, or all jobs that are over.
+    """Remove the named jobs, or those that are over and that the options or the user choose.
 
     A job on this machine is removed with its folder, a job on a cluster with its objects.
 
     Raises:
-        UsageError: no such job, or a job that runs; nothing was removed.
+        UsageError: no such job, a job that runs, or nothing was named and there is no terminal to
+            ask at; nothing was removed.
     """
     for option, value in (("--days", args.days), ("--keep", args.keep)):
         if value is not None and value < 0:
             raise UsageError(f"{option} {value}: must be 0 or more")
         if value is not None and args.job:
             raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
-    for job in (jobs := _removable(args)):
+    jobs = _removable(args)
+    if jobs and not _confirmed(args, jobs):
+        return 1
+    for job in jobs:
         if not args.dry_run:
             job.remove()
         verb = "would be removed" if args.dry_run else "removed"
@@ -206,6 +219,23 @@ def clean(args: argparse.Namespace) -> int:
     elif not jobs:
         stdout().print("nothing to remove")
     return 0
+
+
+def _confirmed(args: argparse.Namespace, jobs: Sequence[JobHandle]) -> bool:
+    """Return whether the jobs may be removed; ask if the command neither names nor chooses them."""
+    if args.job or args.dry_run or (args.days, args.keep) != (None, None):
+        return True
+    if args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "clean: names no jobs, and this is no terminal to ask at; name jobs, or add --days N "
+            "or --keep N; --days 0 removes all jobs that have ended"
+        )
+    what = f"{len(jobs):,} jobs that have ended" if len(jobs) > 1 else jobs[0].name
+    try:
+        answer = input(f"remove the logs, events and status of {what}? [y/N] ")
+    except EOFError:  # Ctrl-D
+        return False
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _removable(args: argparse.Namespace) -> list[JobHandle]:

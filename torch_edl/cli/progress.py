@@ -168,6 +168,8 @@ def live_frame(
     state = status.state if status is not None else "starting"
     running = status is not None and status.records_total > 0 and state != "starting"
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
+    if label == "starting" and status is not None and _imports(status):
+        label = "starting: importing the model and its framework"
     done, total = extent(status) if status is not None else (0, 0)
     counts = f"{int(percent(status)):3}%" if status is not None and running else ""
     if width >= 60 and total:
@@ -196,6 +198,12 @@ def live_frame(
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(head, *filter(None, lines))
+
+
+def _imports(status: pb.GetStatusResponse) -> bool:
+    """Return whether workers run, and all of them import the model file; torch takes seconds."""
+    phases = {p.phase for p in status.processes if p.role == "worker" and p.state in _ALIVE}
+    return phases == {"importing"}
 
 
 def colour_of(process: str) -> str:

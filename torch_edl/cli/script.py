@@ -60,7 +60,8 @@ def main(args: argparse.Namespace) -> int:
         UsageError: the arguments cannot work; nothing was started.
         JobFailedError: the job failed on another machine, or was stopped.
     """
-    parsed = script_arguments.parse(args.words)
+    with stderr().status("importing torch, whose parser reads the options"):
+        parsed = script_arguments.parse(args.words)
     args.places |= parsed.places
     if (parsed.platform or LOCAL) != LOCAL:
         return model_file.run(parsed, "script")

@@ -152,9 +152,10 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def _tasks(found: dict[str, Any]) -> str:
     tasks = found["tasks"]
     # With allreduce, all workers share every task, so no task is assigned to one worker.
-    doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
+    doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} leased, "
     if oldest_s := max((p.get("lease_s", 0.0) for p in found["processes"]), default=0.0):
-        doing = f"{tasks['doing']:,} at work (the oldest for {duration(oldest_s)}), "
+        age = f"{oldest_s:.0f} s" if oldest_s < 60 else duration(oldest_s)
+        doing = f"{tasks['doing']:,} leased to workers (the oldest {age} ago), "
     return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
 
 

@@ -123,11 +123,11 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         f"{early}"
     )
     lines = [first]
+    if summary["loss"] is not None and trains:
+        lines.append(f"training loss: {summary['loss']:.4f}")
     if summary["metrics"] and trains:
         values = (f"{k} {math.nan if v is None else v:.4f}" for k, v in summary["metrics"].items())
         lines.append("metrics: " + ", ".join(values))
-    elif summary["loss"] is not None and trains:
-        lines.append(f"training loss: {summary['loss']:.4f}")
     if summary["best"]:
         lines.append(f"best: {best_text(summary['best'])}")
     skipped = {

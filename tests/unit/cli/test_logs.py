@@ -12,6 +12,7 @@ import pytest
 
 from master.runtime.job_files import EventFile
 from tests.schemas import require_valid
+from tests.terminal import Terminal
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli import jobs
 from torch_edl.cli.__main__ import main
@@ -145,14 +146,22 @@ def test_status_names_the_logs_and_tells_the_traceback(job: JobFolder, capsys: T
     assert "traceback" in json.loads(capsys.readouterr().out)
 
 
-def test_list_has_every_job_newest_first(home: Path, capsys: Text) -> None:
+def test_list_has_every_job_newest_first(
+    home: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["list"]) == 0
     assert "no jobs on this machine" in capsys.readouterr().out
     make_job("old", days_old=1)
-    make_job("new", state="failed")
+    new = make_job("new", state="failed")
+    status = {"state": "failed", "error": "the loss is not finite\nat step 3", "wall_s": 3723.0}
+    new.status_file.write_text(json.dumps(status))
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["list"]) == 0
     text = capsys.readouterr().out
     assert text.index("new") < text.index("old")
+    assert "  new failed: the loss is not finite\n" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1:02:03" in text
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     require_valid("list", found)
@@ -181,10 +190,25 @@ def test_clean_removes_what_is_over(home: Path, capsys: Text) -> None:
         assert "end it with torch-edl stop running" in capsys.readouterr().err
         assert main(["clean", "d0"]) == 0
         assert names() == {"running", "starting"}
-    assert main(["clean"]) == 0
+    assert main(["clean"]) == 2  # no terminal to ask at
+    assert "add --days N or --keep N" in capsys.readouterr().err
+    assert names() == {"running", "starting"}
+    assert main(["clean", "--days", "0"]) == 0
     assert names() == {"starting"}
+    assert main(["clean"]) == 0  # nothing to ask
     assert main(["clean", "starting", "--keep", "1"]) == 2
     assert main(["clean", "--keep", "-1"]) == 2
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", set()), ("\n", {"one", "two"})])
+def test_clean_asks_before_it_removes_all_jobs(home: Path, answer: str, left: set[str]) -> None:
+    make_job("one")
+    make_job("two")
+    with Terminal([sys.executable, "-m", "torch_edl.cli", "clean"]) as terminal:
+        terminal.read_until("of 2 jobs that have ended? [y/N]")
+        terminal.type(answer)
+        assert terminal.finish() == bool(left)
+    assert names() == left
 
 
 def test_a_new_job_removes_what_is_old_and_what_is_too_many(

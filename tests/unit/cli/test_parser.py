@@ -45,6 +45,7 @@ def test_words_after_the_dashes_are_the_model_files() -> None:
         (["evaluate", "m.py"], "--from: missing; name a trained model: a job, "),
         (["export", "trained"], "FILE: missing; name the file to write"),
         (["scale"], "JOB: missing; torch-edl list shows the jobs"),
+        (["completion"], "SHELL: missing; name a shell: bash, zsh or fish"),
         (["status", "j", "--", "x"], "-- x: status takes no arguments for a model file"),
     ],
 )

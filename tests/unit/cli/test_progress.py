@@ -58,6 +58,13 @@ def test_live_frame_before_anything_is_known(make_status: Make) -> None:
     assert "%" not in lines[0]
 
 
+def test_live_frame_while_workers_import_torch(make_status: Make) -> None:
+    status = make_status(state="starting", records_total=0, records_done=0)
+    for process in status.processes:
+        process.phase = "importing" if process.role == "worker" else ""
+    assert render(status, 80)[0].startswith("starting: importing the model and its framework")
+
+
 def test_facts_tell_what_is_amiss(make_status: Make) -> None:
     status = make_status(workers_wanted=4, damaged=1234, nan_steps=2, rates={}, loss=float("nan"))
     assert progress.facts(status) == [

@@ -103,6 +103,7 @@ def test_closing_words(finished: JobOutcome) -> None:
     assert code == 0
     assert text.splitlines() == [
         "net-abc: trained on 30,000 records in 193 steps, 0:20, 1,500 records/s",
+        "training loss: 0.3457",
         "metrics: auc 0.7500, loss nan",
         "output: /out/trained",
     ]

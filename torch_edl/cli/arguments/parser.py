@@ -92,6 +92,9 @@ examples:
   torch-edl clean --keep 20 --dry-run
       list the folders that would be removed to keep the 20 newest jobs
 
+  torch-edl clean
+      remove all jobs that have ended, after a question; --days 0 asks nothing
+
 On a cluster, the objects of the jobs are removed, with the pods that have their logs. Models,
 checkpoints and outputs are never removed. On this machine, each job that starts removes the
 folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
@@ -115,6 +118,7 @@ _FIXES = {
     "SOURCE": "name a trained model: a job, an output folder or checkpoints",
     "FILE": "name the file to write, such as model.pt",
     "JOB": "torch-edl list shows the jobs",
+    "SHELL": "name a shell: bash, zsh or fish",
 }
 
 
@@ -252,7 +256,7 @@ def build_parser() -> argparse.ArgumentParser:
         "remove what is kept of jobs that have ended: logs, events, status",
         epilog=_CLEAN_EPILOG,
     )
-    text = "names of jobs (default: all that have ended)"
+    text = "names of jobs (default: all that have ended, after a question)"
     clean.add_argument("job", nargs="*", metavar="JOB", help=text)
     add_option(clean, "--days N", "keep jobs that were active in the last N days", type=whole)
     add_option(clean, "--keep N", "keep the N newest jobs", type=whole)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from rich.console import Console
 from rich.text import Text
 
 from torch_edl.cli.arguments.options import locators, platform_of
 from torch_edl.cli.progress import counted
-from torch_edl.cli.terminal import stderr, stdout, table
+from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
 from torch_edl.plugins.doctor import disk, machine, network, software
@@ -29,11 +31,16 @@ def main(args: argparse.Namespace) -> int:
         UsageError: there are no checks for the platform.
     """
     platform = platform_of(args)
-    findings = _run(_checks(args, platform))
+    console = stdout()
+    findings: list[Finding] = []
+    for each in _run(_checks(args, platform)):
+        findings.append(each)
+        if not args.json:
+            _show(each, console)
     if args.json:
         print(json.dumps(report(platform, findings), indent=1))
     else:
-        _print(platform, findings)
+        _conclude(platform, findings, console)
     return int(any(each.state == "problem" for each in findings))
 
 
@@ -63,24 +70,31 @@ def _checks(args: argparse.Namespace, platform: str) -> Mapping[str, Check]:
     }
 
 
-def _run(checks: Mapping[str, Check]) -> list[Finding]:
-    """Run all checks; on a terminal, show the check that runs."""
-    found: list[Finding] = []
-    console = stderr()
-    with console.status("") as status:
+def _run(checks: Mapping[str, Check]) -> Iterator[Finding]:
+    """Run all checks, and yield each finding when it is known; on a terminal, show the check that
+    runs."""
+    with stderr().status("") as status:
         for subject, check in checks.items():
             status.update(f"checking {subject}")
             try:
-                found += check()
+                yield from check()
             except OSError as error:  # a part of /proc or /sys that this system does not show
                 where = f"{error.filename}: " if error.filename else ""
                 fix = "check it manually; this user may not read it on this system"
-                found.append(warning(subject, f"{where}{error.strerror or error}", fix))
-    return found
+                yield warning(subject, f"{where}{error.strerror or error}", fix)
 
 
-def _print(platform: str, findings: Sequence[Finding]) -> None:
-    console = stdout()
+def _show(finding: Finding, console: Console) -> None:
+    """Print the finding, and what to change."""
+    line = Text(f"{finding.state:<8} ", style=_STYLES[finding.state])
+    line.append(f"{finding.check}: {finding.found}", style="default")
+    console.print(line, soft_wrap=True)
+    if finding.fix:
+        console.print(f"{'':<8} {finding.fix}", soft_wrap=True)
+    sys.stdout.flush()  # of a pipe, too: a check may take a minute
+
+
+def _conclude(platform: str, findings: Sequence[Finding], console: Console) -> None:
     problems = sum(each.state == "problem" for each in findings)
     warnings = sum(each.state == "warning" for each in findings)
     where = "on this machine" if platform == LOCAL else f"on {platform}"
@@ -91,13 +105,3 @@ def _print(platform: str, findings: Sequence[Finding]) -> None:
         text += f", {counted(warnings, 'warning')}"
         state = "problem" if problems else "warning"
     console.print(Text(text, style=f"bold {_STYLES[state].removeprefix('bold ')}"), soft_wrap=True)
-    rows = table("check", "state", "found")
-    rows.columns[-1].overflow = "fold"
-    for each in findings:
-        rows.add_row(each.check, Text(each.state, style=_STYLES[each.state]), each.found)
-    console.print(rows)
-    for each in sorted(findings, key=lambda each: each.state != "problem"):
-        if each.fix:
-            line = Text(f"  {each.check}: ", style=_STYLES[each.state])
-            line.append(each.fix, style="default")
-            console.print(line, soft_wrap=True)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from tests.other_user import STRANGER, needs_root
 from tests.schemas import require_valid
 from torch_edl.cli.__main__ import main
-from torch_edl.plugins.doctor import disk, machine, network, software
+from torch_edl.cli.terminal import stdout
+from torch_edl.plugins.doctor import command, disk, machine, network, software
 from torch_edl.plugins.doctor.cgroups import room
-from torch_edl.plugins.doctor.finding import Finding
+from torch_edl.plugins.doctor.finding import Finding, ok, warning
 
 PAGE = Path(__file__).parents[4] / "docs" / "operations.md"
 
@@ -43,6 +45,18 @@ def test_each_documented_check_is_made_and_says_what_to_change(
     assert values["torch"]["import_s"] > 0
     assert values["loopback"]["bytes_per_s"] > 1e6
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_a_finding_is_shown_before_the_next_check_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def second() -> Iterator[Finding]:
+        assert "ok       one: found\n" in capsys.readouterr().out
+        yield warning("two", "found", "change it")
+
+    for each in command._run({"one": lambda: iter([ok("one", "found")]), "two": second}):
+        command._show(each, stdout())
+    assert capsys.readouterr().out.splitlines() == ["warning  two: found", "         change it"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
