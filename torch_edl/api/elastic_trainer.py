@@ -71,6 +71,8 @@ class ElasticTrainer:
         callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
             ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
             ``on_train_end(model)``. Epochs count from 1.
+        state: further objects that all processes share, such as an average of the model; see
+            :meth:`Job.prepare`. A callback may update them in ``on_batch_end``.
         job: the job of this process. None: the open job that ``torch_edl.init`` made, unless
             another model was prepared with it; otherwise the trainer makes a job.
         options: arguments of :func:`torch_edl.init` for a job that the trainer makes: ``seed``,
@@ -94,6 +96,7 @@ class ElasticTrainer:
         clip_grad_norm: float = 0.0,
         device: torch.device | str | None = None,
         callbacks: Sequence[Any] = (),
+        state: Mapping[str, Any] | None = None,
         job: Job | None = None,
         **options: Unpack[JobOptions],
     ) -> None:
@@ -129,7 +132,7 @@ class ElasticTrainer:
         if job is not None:
             check_options(options)
         self.job = job or adopted(options)
-        self.job.prepare(model, optimizer, scheduler, self._scaler)
+        self.job.prepare(model, optimizer, scheduler, self._scaler, state=state)
         if self.job.on_servers:
             self._schedule.check_servers()
 

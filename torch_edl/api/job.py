@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch_edl.api.user_parts import (
     check_parts,
     check_schedule,
     check_several,
+    check_state,
     check_summed,
     check_tables,
     forbid_lone_steps,
@@ -162,24 +163,52 @@ class Job(JobState):
 
     @overload
     def prepare(
-        self, model: M, optimizer: O, scheduler: None = None, scaler: None = None
+        self,
+        model: M,
+        optimizer: O,
+        scheduler: None = None,
+        scaler: None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[M, O]: ...
     @overload
     def prepare(
-        self, model: M, optimizer: O, scheduler: S, scaler: None = None
+        self,
+        model: M,
+        optimizer: O,
+        scheduler: S,
+        scaler: None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[M, O, S]: ...
     @overload
     def prepare(
-        self, model: M, optimizer: O, scheduler: None = None, *, scaler: G
+        self,
+        model: M,
+        optimizer: O,
+        scheduler: None = None,
+        *,
+        scaler: G,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[M, O, G]: ...
     @overload
-    def prepare(self, model: M, optimizer: O, scheduler: S, scaler: G) -> tuple[M, O, S, G]: ...
+    def prepare(
+        self,
+        model: M,
+        optimizer: O,
+        scheduler: S,
+        scaler: G,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> tuple[M, O, S, G]: ...
     def prepare(
         self,
         model: nn.Module,
         optimizer: Any,
         scheduler: Any = None,
         scaler: Any = None,
+        *,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
         """Register the model, its optimizers, schedulers and gradient scaler with the job.
 
@@ -189,10 +218,14 @@ class Job(JobState):
             scheduler: learning rate scheduler, or a list of them. A scheduler steps only when the
                 update changes the model.
             scaler: a ``torch.amp.GradScaler``.
+            state: further objects that all processes share, by name, such as ``{"ema": ema}``:
+                anything with ``state_dict`` and ``load_state_dict``. They are in checkpoints, and
+                processes that join receive their states. Their methods ``update_parameters``,
+                ``update`` and ``step`` do nothing in batches that do not change the model.
 
         Returns:
-            A tuple of the arguments that are not None, the same objects in the order of the
-            parameters: ``(model, optimizer)``, or ``(model, optimizer, scaler)`` without a
+            A tuple of the arguments but ``state`` that are not None, the same objects in the order
+            of the parameters: ``(model, optimizer)``, or ``(model, optimizer, scaler)`` without a
             scheduler. A list of optimizers or schedulers is one element.
 
         Raises:
@@ -213,6 +246,7 @@ class Job(JobState):
         alone = self._rendezvous is None
         (warn_of_several if alone else check_several)(model, optimizers)
         schedulers = check_companions(scheduler, scaler)
+        further = check_state(state)
         self._unscheduled = [] if schedulers else optimizers
         forbid_lone_steps(
             optimizers,
@@ -227,6 +261,12 @@ class Job(JobState):
             if self._session.training > 1:  # the strategy is that of the first training
                 choose("allreduce", report.embeddings, max_workers=1, large_embedding=0)
             if ready.strategy == "ps":
+                if further:
+                    raise UsageError(
+                        f"prepare(state=): {', '.join(further)}: processes on parameter servers "
+                        "make different updates and share no further state; use --strategy "
+                        "allreduce"
+                    )
                 self._part = self._serve(self._session, model, optimizers, schedulers)
                 return given
         if not alone:
@@ -236,17 +276,18 @@ class Job(JobState):
         stateful = schedulers if scaler is None else [*schedulers, scaler]
         config = None if self._session is None else self._session.config
         loads = config is not None and config.checkpoint.load_optimizer
+        replica = Replica(model, optimizers, stateful, further, loads_optimizer=loads)
+        if further:
+            replica.state()  # raises if a value can be neither sent nor written
         engine = RingEngine(
-            ReplicatedTorchModel(
-                Replica(model, optimizers, stateful, loads_optimizer=loads), alone=alone
-            ),
+            ReplicatedTorchModel(replica, alone=alone),
             self._rendezvous,
             check_every=self._check_every,
             on_resize=self._on_resize,
             checkpoint=self._saver.newest,
             not_finite=self._not_finite,
         )
-        gate_steps(schedulers, scaler, engine)
+        gate_steps(schedulers, scaler, further, engine)
         self._part = ScriptInRing(
             engine,
             self._rendezvous,

@@ -147,6 +147,24 @@ def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
     return schedulers
 
 
+def check_state(state: Any) -> dict[str, Any]:
+    """Return the further objects of a script by name.
+
+    Raises:
+        UsageError: an object has no ``state_dict`` or ``load_state_dict``.
+    """
+    if state is not None and not isinstance(state, Mapping):
+        raise UsageError(f"state=: expected a dict such as {{'ema': ema}}, not {state!r:.60}")
+    for name, part in (state or {}).items():
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(part, method, None)):
+                raise UsageError(
+                    f"state=: {name!r}: {type(part).__name__} has no {method}(), by which other "
+                    "processes and checkpoints get its state"
+                )
+    return {str(name): part for name, part in (state or {}).items()}
+
+
 def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raise UsageError if an optimizer has a scheduler; called if ``prepare`` received none.
 
@@ -270,14 +288,21 @@ def forbid_lone_steps(
         optimizer.register_step_pre_hook(check)
 
 
-def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> None:
-    """Make schedulers and a scaler act only when the current update changes the model: not for an
-    accumulated batch, nor after the ring broke, nor while the process catches up.
+_UPDATES = ("update_parameters", "update", "step")
+
+
+def gate_steps(
+    schedulers: Sequence[Any], scaler: Any, state: Mapping[str, Any], engine: RingEngine
+) -> None:
+    """Make schedulers, a scaler and further objects act only when the current update changes the
+    model: not for an accumulated batch, nor after the ring broke, nor while the process catches up.
 
     A scaler may skip the step of the optimizer, so its call of ``step`` is reported to the engine.
 
     Args:
         scaler: gradient scaler; None: none.
+        state: further objects by name. Their methods ``update_parameters``, ``update`` and
+            ``step`` are those that averages of torch and other packages have.
     """
 
     def is_live() -> bool:
@@ -285,6 +310,9 @@ def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> No
 
     for scheduler in schedulers:
         torch_internals.gate(scheduler, ("step",), is_live)
+    for part in state.values():
+        names = tuple(name for name in _UPDATES if callable(getattr(part, name, None)))
+        torch_internals.gate(part, names, is_live)
     if scaler is not None:
         torch_internals.before_step(scaler, engine.stepped)
         torch_internals.gate(scaler, ("step", "update", "unscale_"), is_live)

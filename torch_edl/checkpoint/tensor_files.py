@@ -75,6 +75,8 @@ class OptimizerHeader(TypedDict):
     """Non-tensor state of each torch optimizer; empty for a model of Keras."""
     stateful: list[Any]
     """State of schedulers and scalers of torch."""
+    extra: NotRequired[dict[str, Any]]
+    """Non-tensor state of each further object of a script, by its name."""
     keras: NotRequired[str]
     """Class of the Keras optimizer; absent if a torch model wrote the header."""
 

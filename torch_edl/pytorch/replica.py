@@ -41,9 +41,10 @@ class State:
     """A replica at one point in time."""
 
     header: dict[str, Any]
-    """JSON values: position, optimizer groups, states of schedulers, and types of the tensors."""
+    """JSON values: position, optimizer groups, states of schedulers and further objects, and types
+    of the tensors."""
     tensors: dict[str, torch.Tensor]
-    """Tensors ``model.NAME`` and ``optimizer.I.PARAMETER.SLOT`` by name."""
+    """Tensors ``model.NAME``, ``optimizer.I.PARAMETER.SLOT`` and ``extra.NAME.PATH`` by name."""
     tables: Sequence[tuple[EmbeddingTable, int]] = ()
     """Embedding tables of this process and their update counters. Tables are written to
     checkpoints, but not sent to other members."""
@@ -62,6 +63,7 @@ class Replica:
         optimizers: the optimizers, in the same order in every process.
         stateful: schedulers, gradient scalers and other objects whose ``state_dict`` has plain
             values only.
+        extra: further objects by name, whose ``state_dict`` may have tensors, too.
         loads_optimizer: load the state of the optimizers with the values of another job's
             checkpoint. Their options, such as the learning rate, and ``stateful`` do not change.
     """
@@ -71,6 +73,7 @@ class Replica:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         stateful: Sequence[Any] = (),
+        extra: Mapping[str, Any] | None = None,
         *,
         loads_optimizer: bool = False,
     ) -> None:
@@ -78,6 +81,7 @@ class Replica:
         self.model = model
         self.optimizers = tuple(optimizers)
         self.stateful = tuple(stateful)
+        self.extra = dict(extra or {})
         self.position = Position()
         """Number of model updates, and position in the data."""
         self.tables = tables_of(model)
@@ -112,6 +116,10 @@ class Replica:
         header["stateful"] = [
             state_dict.jsonable(part.state_dict(), type(part).__name__) for part in self.stateful
         ]
+        header["extra"] = {}
+        for name, part in self.extra.items():
+            own, header["extra"][name] = state_dict.flatten(part.state_dict(), f"state {name!r}")
+            tensors |= {f"extra.{name}.{at}": value for at, value in own.items()}
         header["tensors"] = [
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in tensors.items()
@@ -166,6 +174,12 @@ class Replica:
                 f"{len(header['stateful'])} schedulers and scalers; this script prepared "
                 f"{len(self.optimizers)} and {len(self.stateful)}"
             )
+        saved = header.get("extra", {})
+        if saved.keys() != self.extra.keys():
+            raise CheckpointError(
+                f"{where} has the further objects {sorted(saved)}, and this script prepared "
+                f"{sorted(self.extra)}: give prepare() the same state="
+            )
         for optimizer, rest in zip(self.optimizers, header["optimizers"], strict=True):
             state_dict.check_groups(optimizer, rest)
         self.load_model(state.model, where)
@@ -178,6 +192,10 @@ class Replica:
             state_dict.load_optimizer(optimizer, slots, rest, exact=same_types)
         for part, values in zip(self.stateful, header["stateful"], strict=True):
             part.load_state_dict(state_dict.from_json(values))
+        for name, part in self.extra.items():
+            prefix = f"extra.{name}."
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            part.load_state_dict(state_dict.unflatten(own, saved[name]))
         self.position = Position(**header["position"])
 
     def load_model(

@@ -42,6 +42,22 @@ def flatten_optimizer(
     return tensors, {"groups": jsonable(state["param_groups"], owner), "values": values}
 
 
+def flatten(state: Any, owner: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """Split any state into named tensors and JSON values, as :func:`flatten_optimizer` does.
+
+    Raises:
+        UsageError: the state has a value that is neither a tensor nor plain.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values = _flatten(state, "", tensors, owner)
+    return tensors, values
+
+
+def unflatten(tensors: Mapping[str, torch.Tensor], values: Any) -> Any:
+    """Return the state that :func:`flatten` split."""
+    return _unflatten(values, tensors)
+
+
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
     tensors: Mapping[str, torch.Tensor],

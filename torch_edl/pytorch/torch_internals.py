@@ -189,7 +189,8 @@ def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def gate(part: Any, names: tuple[str, ...], is_live: Callable[[], bool]) -> None:
-    """Make methods of a scheduler or a scaler do nothing while ``is_live`` returns False.
+    """Make methods of a scheduler, a scaler or another object do nothing while ``is_live`` returns
+    False.
 
     Schedulers and scalers have no hooks around ``step``
     (github.com/pytorch/pytorch/issues/67590), so that methods of the object are replaced. The state
@@ -199,7 +200,11 @@ def gate(part: Any, names: tuple[str, ...], is_live: Callable[[], bool]) -> None
     for name in names:
         setattr(part, name, _gated(getattr(part, name), is_live))
     state_dict, hidden = part.state_dict, {*names, "state_dict"}
-    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
+
+    def own_state(*args: Any, **kwargs: Any) -> Any:
+        return {k: v for k, v in state_dict(*args, **kwargs).items() if k not in hidden}
+
+    part.state_dict = own_state
 
 
 def _gated(method: Callable[..., Any], is_live: Callable[[], bool]) -> Callable[..., Any]:
