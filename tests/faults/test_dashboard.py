@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -40,6 +41,13 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             )
             chromium.evaluate("byId('frequent').open = true")
             chromium.wait_for("document.querySelectorAll('#frequent-table tbody tr').length > 1")
+            # What the worker and its machine use.
+            chromium.wait_for(
+                r"/\d %, \d+ MB/.test(document.querySelector('#worker-table').innerText)"
+            )
+            chromium.wait_for(
+                r"/% of \d+ CPU/.test(document.querySelector('#machine-table').innerText)"
+            )
             pid = job.pids("worker")[0]
             began = time.monotonic()
             os.kill(pid, 9)
@@ -50,8 +58,14 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             chromium.wait_for("document.querySelector('#worker-table .bad-text')?.innerText")
             job.end_well()
             chromium.wait_for("document.querySelector('#state').textContent == 'finished'")
-            # The next step, at the latest the one after the data continued.
-            chromium.wait_for("document.querySelector('#cost-table').innerText.includes('≤')")
+            # The next step was made, at the latest after the data continued.
+            cost = "store.data.incidents.find(each => each.kind == 'lost').stalled_s"
+            chromium.wait_for(f"{cost} !== null")
+            status = json.loads((job.folder / "status.json").read_text())
+            assert [chromium.evaluate(cost)] == [each["stalled_s"] for each in status["outages"]]
+            assert chromium.evaluate("store.data.status.stalled_s") == status["stalled_s"]
+            shown = f"document.querySelector('#cost-table').innerText.includes(span({cost}))"
+            assert chromium.evaluate(shown)
             assert "none" in chromium.evaluate("document.querySelector('#cost-table').innerText")
             assert "No record was lost" in chromium.evaluate("document.body.innerText")
             assert chromium.errors == []
