@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
 import torch
@@ -66,6 +66,8 @@ F = TypeVar("F", bound="Fittable")
 class Job(JobState):
     """The job of this process; :func:`init` makes it."""
 
+    _folders: ClassVar[set[str]] = set()
+
     def __init__(
         self,
         session: MasterSession | None,
@@ -100,6 +102,8 @@ class Job(JobState):
             rendezvous = TorchrunRendezvous()
             checkpoint = under_torchrun(checkpoint)
         self._rendezvous = rendezvous
+        if rendezvous is not None and checkpoint.dir:
+            self._take_folder(checkpoint.dir)
         # The master has checked the folder of the command line for the first training.
         given = session is not None and session.config.checkpoint.dir and session.training <= 1
         first = session is None or (not session.ring and not given)
@@ -117,6 +121,18 @@ class Job(JobState):
         if rendezvous is not None or self._saver.keeps:
             # Without the exit handler, a notebook that trains alone can release the model.
             self.ending.watch()
+
+    @classmethod
+    def _take_folder(cls, folder: str) -> None:
+        """Raise UsageError if another training of this process wrote its checkpoints to a folder,
+        from which this one would continue."""
+        path = os.path.realpath(folder)
+        if path in cls._folders:
+            raise UsageError(
+                f"checkpoint_dir={folder}: another training of this script has used the folder; "
+                "give each training a folder of its own"
+            )
+        cls._folders.add(path)
 
     @staticmethod
     def _settings(session: MasterSession, given: CheckpointConfig) -> CheckpointConfig:

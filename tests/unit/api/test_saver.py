@@ -188,6 +188,8 @@ def test_the_command_line_goes_first(tmp_path: Path, training: int, folder: str)
     job = Job(session, CheckpointConfig(dir="mine"), seed=0, check_every=0, on_resize=None)
     try:
         assert job._saver._config == replace(given, dir=str(tmp_path / folder))
+        with pytest.raises(UsageError, match="give each training a folder of its own"):
+            Job(session, CheckpointConfig(), seed=0, check_every=0, on_resize=None)
     finally:
         job.close()
 
