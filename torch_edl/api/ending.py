@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch_edl.errors import DeclaredLostError, DismissedError, EdlError
-from torch_edl.processes.open_loop import OpenLoop
+from torch_edl.processes.script_marks import ScriptMarks
 from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Ending:
         self._exit = sys.exit
         self._watches = False
         self._loop_failed = False
-        self._open_loop = OpenLoop()
+        self._marks = ScriptMarks()
 
     @property
     def finished(self) -> bool:
@@ -81,7 +81,7 @@ class Ending:
         except DismissedError as error:
             log.info("leaving: %s", error)
             self.failed = True
-            self._open_loop.end()  # the job continues without this process, or is over
+            self._marks.end_loop()  # the job continues without this process, or is over
             self.last = error.last
             with contextlib.suppress(DismissedError):
                 self._close()
@@ -98,17 +98,17 @@ class Ending:
         """Return a context for a loop over a loader. If the process ends inside it, the agent
         counts a failure, even if the exit code is 0."""
         self._loop_failed = False
-        self._open_loop.begin()
+        self._marks.begin_loop()
         try:
             yield
         except GeneratorExit:  # the script left the loop
-            self._open_loop.end()
+            self._marks.end_loop()
             raise
         except BaseException as error:
             self._loop_failed = True
-            self._open_loop.fail(error)
+            self._marks.fail_loop(error)
             raise
-        self._open_loop.end()
+        self._marks.end_loop()
 
     def _noted_exit(self, status: Any = None, /) -> NoReturn:
         if status not in (None, 0):
@@ -121,6 +121,7 @@ class Ending:
         error = getattr(sys, "last_value", None)
         if error is not self._error_before:
             self.failed = True  # the script raised
+            self._marks.fail()
             _tell_launcher(error)
         try:
             # A dismissal during close() needs no second exit.

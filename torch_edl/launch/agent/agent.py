@@ -245,7 +245,8 @@ class LocalAgent:
         self._heed_absence(now)
         if self._end.stop_at is not None and now >= self._end.stop_at:
             self._group.stop(grace_s=self._grace_s, now=now)
-        placement = None if self._end.reason else self._placement
+        ending = self._end.reason or self._group.heed_failures(grace_s=self._grace_s, now=now)
+        placement = None if ending else self._placement
         if placement and self._group.balance(placement, grace_s=self._grace_s, now=now):
             self._tell()
 

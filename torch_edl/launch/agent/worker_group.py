@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from torch_edl.launch.agent.workers import LocalWorker, Placement, Workers
 from torch_edl.processes.launcher import ended_by
+from torch_edl.processes.script_marks import is_failing
 from torch_edl.processes.signals import describe_exit
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,17 @@ class WorkerGroup:
     def is_done(self) -> bool:
         """True if the wanted workers have completed the script."""
         return not self.workers.running and self._done.issuperset(range(self.wanted))
+
+    def heed_failures(self, *, grace_s: float, now: float) -> bool:
+        """Stop the other workers if a worker fails and no restart is left; return True while the
+        process of that worker has not ended. Until then, the others would train on."""
+        if self._policy.restarts < self._policy.max_restarts:
+            return False
+        running = self.workers.running
+        failing = {worker.local_rank for worker in running if is_failing(worker.error_file)}
+        if failing:
+            self.workers.stop(self.workers.local_ranks - failing, grace_s=grace_s, now=now)
+        return bool(failing)
 
     @property
     def is_replacing(self) -> bool:

@@ -25,8 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.processes import exec_child
-from torch_edl.processes.open_loop import left_open
 from torch_edl.processes.process_group import ChildGroup
+from torch_edl.processes.script_marks import open_loop
 from torch_edl.processes.signals import describe_exit
 from torch_edl.wire import master_pb2 as pb
 
@@ -194,7 +194,7 @@ class Workers:
             worker.code = worker.child.reap(spare_forked=True)
             if worker.code is not None:
                 if worker.code == 0:
-                    worker.open_loop = left_open(worker.error_file)
+                    worker.open_loop = open_loop(worker.error_file)
                 ended.append(self._running.pop(worker.local_rank))
         return ended
 

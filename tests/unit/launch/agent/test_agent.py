@@ -99,6 +99,19 @@ def test_a_failing_worker_ends_the_job_with_its_rank_and_its_exception(
     assert sorted(master.ends().values()) == [-15, 1]
 
 
+def test_the_others_are_asked_to_end_before_the_process_of_a_failed_worker_has_ended(
+    start: Start, master: ScriptedMaster
+) -> None:
+    agent = start("--nproc-per-node", "2", script=("lingers",))
+    failing, other = sorted(agent.workers(2).items(), key=lambda item: item[1]["RANK"] == "0")
+    agent.end(77, 1)
+    wait_for(lambda: not is_running(other[0]))
+    assert is_running(failing[0])
+    (agent.folder / "leave").touch()
+    assert "rank 1 ended (exit code 1)" in agent.stderr_at_end(1)
+    assert master.ends() == {other[0]: -15, failing[0]: 1}
+
+
 def test_failures_are_made_good_as_often_as_max_restarts_says(
     start: Start, master: ScriptedMaster
 ) -> None:

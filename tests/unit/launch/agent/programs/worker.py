@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch_edl  # noqa: F401 - makes it a script of torch_edl
+from torch_edl.processes.script_marks import ScriptMarks
 
 # Not an argument: agents of one job have the same ones.
 folder = Path(os.environ["WORKER_FOLDER"])
@@ -45,6 +46,12 @@ while True:
                 def fail() -> None:
                     raise ValueError("too bad")
 
-                fail()
+                try:
+                    fail()
+                finally:
+                    if "lingers" in sys.argv:
+                        ScriptMarks().fail()
+                        while not (folder / "leave").exists():
+                            time.sleep(0.01)
             sys.exit(code)
     time.sleep(0.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.processes.open_loop import left_open
+from torch_edl.processes.script_marks import is_failing, open_loop
 
 SCRIPT = """
 import os, sys
@@ -76,4 +76,15 @@ def test_a_loop_is_left_open_by_a_process_that_vanishes_and_by_an_error_of_the_l
         [sys.executable, "-c", SCRIPT, how], env=env, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.strip()) == (0, finished), done.stderr
-    assert left_open(error_file) == found
+    assert open_loop(error_file) == found
+    assert not is_failing(error_file)
+
+
+def test_a_process_that_raised_says_so_before_it_has_ended(tmp_path: Path) -> None:
+    error_file = str(tmp_path / "error.json")
+    env = {"TORCHELASTIC_ERROR_FILE": error_file, "TORCH_EDL_MASTER": "127.0.0.1:1"}
+    script = "from torch_edl.api.ending import Ending\n"
+    script += "Ending(lambda: None, lambda: False).watch()\nraise ValueError"
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True)
+    assert done.returncode == 1
+    assert is_failing(error_file)
