@@ -124,16 +124,19 @@ class Update:
         """Number of minibatches without a gradient, because their loss is not finite."""
         return sum(not math.isfinite(loss) for loss in self.losses)
 
-    def where(self, sample: int | None) -> str:
+    def where(self, sample: int | None, *, most: int = 0) -> str:
         """Return the name of the records of a failed update for messages; empty: unknown.
 
         Args:
             sample: index of the failed sample in the current minibatch; None: unknown.
+            most: maximum number of records to name; 0: no limit.
         """
         if self.name is None:
             return ""
         if sample is None or not self.is_by_record:
-            return self.name(self.first, self.last)
+            last = min(self.first + most, self.last) if most else self.last
+            more = f" and {self.last - last:,} more" * (last < self.last)
+            return self.name(self.first, last) + more
         minibatch = list(self.minibatches)[len(self.losses)]
         return self.name(minibatch.first + sample, minibatch.first + sample + 1)
 

@@ -267,12 +267,14 @@ class LeaseClient:
         traceback: str,
         *,
         fatal: bool,
+        untried: bool = False,
         done: TaskResult | None = None,
     ) -> bool:
         """Report that the user's code raised; return True if this has ended the job.
 
         Args:
             fatal: True if a retry would fail in the same way.
+            untried: True if the user's code has never computed an update in this process.
             done: the part of the task that was committed before the failure.
         """
         self.settle()
@@ -283,6 +285,7 @@ class LeaseClient:
             error=error,
             traceback=traceback,
             fatal=fatal,
+            untried=untried,
         )
         return bool(self._end(request).over)
 

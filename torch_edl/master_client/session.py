@@ -284,13 +284,18 @@ class MasterSession:
             raise ServersLostError(f"master: {error.code().name}: {error.details()}") from None
         return answer.cluster  # type: ignore[no-any-return]
 
-    def report_failure(self, error: str, traceback: str, *, running: bool) -> None:
+    def report_failure(
+        self, error: str, traceback: str, *, running: bool, untried: bool = False
+    ) -> None:
         """Fail the job, because every worker would fail in the same way.
 
         Args:
             running: True if the error was raised during training, by the user's code or the data.
+            untried: True if the user's code has never computed an update in this process.
         """
-        request = pb.ReportFailureRequest(error=error, traceback=traceback, running=running)
+        request = pb.ReportFailureRequest(
+            error=error, traceback=traceback, running=running, untried=untried
+        )
         self.master.insist(request, timeout_s=_FAREWELL_S, away_s=_FAREWELL_S)
 
     def close(self) -> None:

@@ -71,6 +71,7 @@ class Step:
             raise UserCodeError(
                 f"the model raised {describe_error(error)} (features {describe(features)})"
                 + self._dtypes(error, features=features)
+                + self._arguments(error, features)
             ) from error
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
@@ -110,7 +111,10 @@ class Step:
                 self._the_one(batch, predictions),
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise UserCodeError(f"loss returned {describe(loss)}; expected a scalar tensor")
+            raise UserCodeError(
+                f"loss returned {describe(loss)}; expected a scalar tensor: write "
+                'reduction="mean", or .mean()'
+            )
         self.last_loss = loss.item()
         if not math.isfinite(self.last_loss):
             if self._on_nan == "stop":
@@ -133,11 +137,25 @@ class Step:
         with torch.no_grad():
             return the_one(batch.size, fails)
 
+    def _arguments(self, error: BaseException, features: Any) -> str:
+        """Return a hint if forward takes other arguments than the features; empty otherwise."""
+        if not isinstance(error, TypeError) or "forward() " not in str(error):
+            return ""
+        known = inspect.signature(self._model.forward).parameters.values()
+        wanted = [p.name for p in known if p.default is p.empty and "VAR" not in p.kind.name]
+        if isinstance(features, Mapping):
+            return f"; forward wants {', '.join(wanted)}, feed returned {', '.join(features)}"
+        count = len(features) if isinstance(features, tuple) else 1
+        s = "s" * (len(wanted) != 1)
+        return f"; forward wants {len(wanted)} tensor{s}, feed returned {count}"
+
     def _dtypes(self, error: BaseException, **fed: Any) -> str:
-        """Return a hint if torch raised because of float64 tensors, the default type of numpy and
-        of tables; empty otherwise."""
+        """Return a hint if torch raised because of labels that are no integers, or of float64
+        tensors, the default type of numpy and of tables; empty otherwise."""
         said = str(error).lower()
         known = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        if "long" in said and "float" in describe(fed.get("labels")):
+            return "; the loss expects class numbers: convert the labels with .long()"
         if not ("dtype" in said or "double" in said) or torch.float64 in known:
             return ""
         wide = [name for name, value in fed.items() if "float64" in describe(value)]

@@ -328,7 +328,7 @@ class LeasedUpdates:
         """Report a task as failed, and return the other tasks in the pipeline to the master."""
         if self._leaving():
             # A reader or connection that a signal broke is not a failure of the task.
-            log.warning("while leaving: %s", error)
+            log.info("while leaving: %s", error)
             self._leave()
         if self._one_off is None or isinstance(error, MasterLostError | ServersLostError):
             raise error
@@ -339,7 +339,8 @@ class LeasedUpdates:
             log.warning("the updates before the failure: %s", lost)
         _, done = self._open.get(lease.lease_id, (lease, TaskResult(offset=lease.offset)))
         others = [held for held in self._forget() if held[0].lease_id != lease.lease_id]
-        self._one_off.fail(lease, error, where=failed_records(update, error), done=done)
+        where = failed_records(update, error, self._one_off.most_named)
+        self._one_off.fail(lease, error, where=where, done=done)
         self._give_back(others)
 
     # ---- leaving ----

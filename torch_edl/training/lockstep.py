@@ -21,7 +21,7 @@ from torch_edl.errors import DismissedError, MinibatchError
 from torch_edl.interfaces import Batch, Minibatch, Update
 from torch_edl.master_client.session import MasterSession
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.training.one_off import OneOffTasks
+from torch_edl.training.one_off import MOST_UNTRIED, OneOffTasks
 from torch_edl.training.user_model import MemberBatches, UserModel
 
 _IDLE_S = 0.1
@@ -182,7 +182,10 @@ class FileUpdates(PositionUpdates):
         span, is_by_record = self._at_work
         pieces = self._space.pieces(span)
         if error.sample is None or not is_by_record:
-            where = self._records.names(pieces)
+            if not self._status.steps:
+                pieces = self._space.pieces((span[0], min(span[0] + MOST_UNTRIED, span[1])))
+            more = span[1] - span[0] - sum(last - first for _, first, last in pieces)
+            where = self._records.names(pieces) + f" and {more:,} more" * (more > 0)
         else:
             where = self._records.name(pieces, error.sample)
         raise type(error)(f"{error} ({where})") from error.__cause__

@@ -37,7 +37,7 @@ from torch_edl.interfaces import Batch, Engine, Update
 from torch_edl.interfaces.preprocessing import Fittable
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
-from torch_edl.training.contract.source_files import user_traceback
+from torch_edl.training.contract.source_files import user_line, user_traceback
 from torch_edl.training.diagnostics import WITHOUT, cause
 from torch_edl.training.task_results import (
     TaskMetrics,
@@ -50,6 +50,8 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+MOST_UNTRIED = 3  # records that an error names before the first update
+
 
 def comes_again(error: BaseException) -> bool:
     """Return True if another attempt on the task would fail with the same error. An exception of
@@ -59,12 +61,23 @@ def comes_again(error: BaseException) -> bool:
     return isinstance(error, UsageError | NanLossError)
 
 
-def failed_records(update: Update | None, error: BaseException) -> str:
-    """Return the names of the records of a failed update for messages; empty if they are unknown,
-    or if the error names them."""
+def is_untried(error: BaseException, steps: int) -> bool:
+    """Return True if the user's code raised an error before it computed an update in this process:
+    a mistake, not a bad record. Connections of user code may fail at any time.
+
+    Args:
+        steps: updates that this process has computed.
+    """
+    connects = isinstance(error.__cause__, ConnectionError | TimeoutError)
+    return not steps and isinstance(error, FeedError | UserCodeError | UsageError) and not connects
+
+
+def failed_records(update: Update | None, error: BaseException, most: int = 0) -> str:
+    """Return the names of the records of a failed update for messages, of at most ``most`` records
+    unless 0; empty if they are unknown, or if the error names them."""
     if update is None or isinstance(error, FeedError):
         return ""
-    return update.where(error.sample if isinstance(error, MinibatchError) else None)
+    return update.where(error.sample if isinstance(error, MinibatchError) else None, most=most)
 
 
 def fit(columns: Fittable, read: Callable[[HeldLease], Any], master: MasterSession) -> None:
@@ -156,7 +169,7 @@ class OneOffTasks:
             self._leases.release(lease)
             raise
         except BaseException as error:
-            self._fail(lease, error, failed_records(self._at_work, error))
+            self._fail(lease, error, failed_records(self._at_work, error, self.most_named))
             return
         finally:
             self._at_work = None
@@ -169,6 +182,12 @@ class OneOffTasks:
             self._leases.release(lease)
         else:
             self.fail(lease, error, where=where)
+
+    @property
+    def most_named(self) -> int:
+        """Maximum number of records in a message; 0: no limit. The user's code, and no record, is
+        to blame before the first update."""
+        return 0 if self._status.steps else MOST_UNTRIED
 
     def fail(
         self,
@@ -191,8 +210,13 @@ class OneOffTasks:
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
             text += f" ({where or named(range(lease.start, lease.end), lease.shard)})"
-        traceback = user_traceback(error, self._file.functions.path)
-        if self._leases.fail(lease, text, traceback, fatal=comes_again(error), done=done):
+        path = self._file.functions.path
+        text += user_line(error, path)
+        untried = is_untried(error, self._status.steps)
+        if self._leases.fail(
+            lease, text, user_traceback(error, path), fatal=comes_again(error), untried=untried,
+            done=done,
+        ):  # fmt: skip
             raise DismissedError("the job has failed")
 
     def try_evaluation(self, lease: HeldLease, prepare: Callable[[HeldLease], Updates]) -> None:

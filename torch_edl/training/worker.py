@@ -150,8 +150,8 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     # Imported while heartbeats are sent: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
-    from torch_edl.training.contract.source_files import user_traceback
-    from torch_edl.training.one_off import fit
+    from torch_edl.training.contract.source_files import user_line, user_traceback
+    from torch_edl.training.one_off import fit, is_untried
     from torch_edl.training.run_file import run
 
     config = master.config
@@ -187,13 +187,14 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
         return 0
     except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
         if master.departure.asked.is_set():
-            log.warning("while leaving: %s", error)
+            log.info("while leaving: %s", error)
             return LEFT
         # Another worker would fail in the same way, so the job fails.
         master.report_failure(
-            str(error),
+            str(error) + user_line(error, config.model_file),
             user_traceback(error, config.model_file),
             running=not isinstance(error, UsageError),
+            untried=is_untried(error, master.progress.steps),
         )
         return 1
 

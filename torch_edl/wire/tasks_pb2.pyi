@@ -228,7 +228,7 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FailTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal", "task")
+    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal", "task", "untried")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class FailTaskRequest(_message.Message):
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    UNTRIED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
     counts: TaskCounts
@@ -243,7 +244,8 @@ class FailTaskRequest(_message.Message):
     traceback: str
     fatal: bool
     task: LeasedTask
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
+    untried: bool
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ..., untried: _Optional[bool] = ...) -> None: ...
 
 class FailTaskResponse(_message.Message):
     __slots__ = ("over",)

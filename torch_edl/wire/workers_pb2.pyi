@@ -123,14 +123,16 @@ class ReportDataResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportFailureRequest(_message.Message):
-    __slots__ = ("error", "traceback", "running")
+    __slots__ = ("error", "traceback", "running", "untried")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
+    UNTRIED_FIELD_NUMBER: _ClassVar[int]
     error: str
     traceback: str
     running: bool
-    def __init__(self, error: _Optional[str] = ..., traceback: _Optional[str] = ..., running: _Optional[bool] = ...) -> None: ...
+    untried: bool
+    def __init__(self, error: _Optional[str] = ..., traceback: _Optional[str] = ..., running: _Optional[bool] = ..., untried: _Optional[bool] = ...) -> None: ...
 
 class ReportFailureResponse(_message.Message):
     __slots__ = ()

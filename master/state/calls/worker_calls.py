@@ -103,7 +103,8 @@ def report_model(
 def report_failure(
     job: ManagedJob, request: pb.ReportFailureRequest, now: float
 ) -> pb.ReportFailureResponse:
-    job.lifecycle.fail(request.error, now, traceback=request.traceback, usage=not request.running)
+    usage = not request.running or (request.untried and job.is_untried)
+    job.lifecycle.fail(request.error, now, traceback=request.traceback, usage=usage)
     return pb.ReportFailureResponse()
 
 
@@ -322,6 +323,7 @@ def release_task(
 
 
 def fail_task(job: ManagedJob, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+    request.untried = request.untried and job.is_untried
     _end_task(job, request, now, job.tasks.fail)
     return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 

@@ -135,6 +135,11 @@ class ManagedJob:
         """Return (records, minibatches) that are in the model."""
         return self.workload.done(self.members)
 
+    @property
+    def is_untried(self) -> bool:
+        """True before the first update of this job: the user's code has not proven to work."""
+        return self.done()[0] <= self.workload.records_before
+
     def start(self, now: float) -> None:
         """Begin the job once the master listens."""
         if not self.fleet.strategy:  # a new job, not a restarted master

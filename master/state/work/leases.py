@@ -123,9 +123,9 @@ class TaskFailures:
     def judge(self, request: pb.FailTaskRequest, count: int) -> Note | Failure | None:
         """Return the event that follows a task's failure number ``count``; None if the same cause
         was logged before."""
-        if request.fatal or count >= self._limit:
+        if request.fatal or request.untried or count >= self._limit:
             tries = f"; the task was tried {count} times" if count > 1 else ""
-            return Failure(request.error + tries, request.traceback)
+            return Failure(request.error + tries, request.traceback, usage=request.untried)
         cause = request.error.partition(" (record")[0]
         if cause in self._causes:
             return None

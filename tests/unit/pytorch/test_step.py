@@ -44,6 +44,38 @@ def test_numbers_of_float64_are_named_with_what_to_write() -> None:
         matrix.loss(batch(FLOATS, DOUBLES))
 
 
+class Three(nn.Linear):
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        return super().forward(x + y + z)
+
+
+HINTS = {
+    "a tensor too few": (
+        Three(2, 2), None, (FLOATS, FLOATS), FLOATS,
+        r"; forward wants 3 tensors, feed returned 2$",
+    ),
+    "another name": (
+        Three(2, 2), None, {"x": FLOATS, "y": FLOATS}, FLOATS,
+        r"; forward wants x, y, z, feed returned x, y$",
+    ),
+    "classes": (
+        nn.Linear(2, 3), nn.CrossEntropyLoss(), FLOATS, torch.ones(4),
+        r"labels \(4,\) float32, .*\); the loss expects class numbers: .* \.long\(\)$",
+    ),
+    "reduction": (
+        nn.Linear(2, 3), nn.CrossEntropyLoss(reduction="none"), FLOATS, torch.ones(4).long(),
+        r'^loss returned \(4,\) float32; .* reduction="mean", or \.mean\(\)$',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_a_usual_mistake_is_named_with_what_to_write(case: str) -> None:
+    model, loss, features, labels, said = HINTS[case]
+    with pytest.raises(UserCodeError, match=said):
+        step(model, loss).loss(batch(features, labels))
+
+
 def test_nothing_is_said_of_types_where_they_are_not_the_matter() -> None:
     with pytest.raises(UserCodeError, match=r"cannot be multiplied .*\(4, 2\) float64\)$"):
         step(nn.Linear(3, 2).double()).loss(batch(DOUBLES, FLOATS))

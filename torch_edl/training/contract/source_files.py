@@ -68,6 +68,20 @@ def files_of(name: str, base: Path) -> Iterator[Path]:
 _OURS = Path(__file__).resolve().parents[2]
 
 
+def user_line(error: BaseException, path: str) -> str:
+    """Return where the user's file raised an error, such as " [model.py, line 9]"; empty if the
+    file did not.
+
+    Args:
+        error: the error; an EdlError is replaced by its cause.
+        path: path of the user's file.
+    """
+    cause = error.__cause__ if isinstance(error, EdlError) and error.__cause__ else error
+    wanted, frames = Path(path).resolve(), traceback.extract_tb(cause.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == wanted]
+    return f" [{wanted.name}, line {lines[-1]}]" if lines else ""
+
+
 def user_traceback(error: BaseException, path: str) -> str:
     """Return the traceback of an error, from the first frame of the user's file.
 

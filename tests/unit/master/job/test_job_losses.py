@@ -103,6 +103,15 @@ class TestWorkers:
         w.tick()
         assert w.job.state == "failed"
 
+    @pytest.mark.parametrize("worked", [False, True])
+    def test_an_error_before_the_first_update_of_the_job_is_the_users(self, worked):
+        w = running(workers=2)
+        if worked:
+            w.do(1, w.task(1))
+        w.fail(0, w.task(), "boom", untried=True)
+        assert (w.outcome is None) == worked
+        assert worked or (w.outcome.exit_code, w.outcome.reason) == (2, "boom")
+
     def test_each_cause_of_failures_is_told_once(self):
         w = running(epochs=9)
         for error in ("boom (records 0 to 3 of a)", "boom (records 4 to 7 of a)", "bang"):
