@@ -12,9 +12,10 @@ from tests.terminal import Terminal
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
+from torch_edl.processes.process_group import start_time
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -63,8 +64,8 @@ def master(
         started.append(process)
         assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
-        raw = {"address": address, "pid": process.pid, "token": "t"}
-        job.master_file.write_text(json.dumps(raw))
+        began = start_time(process.pid)
+        job.note_master(MasterAddress(address=address, pid=process.pid, token="t", started=began))
         return process
 
     yield start
@@ -150,7 +151,7 @@ def test_status_of_a_job_whose_master_is_gone(
     seen: str | None,
     state: str,
 ) -> None:
-    job.master_file.write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
+    job.note_master(MasterAddress(address="127.0.0.1:1", pid=1, token="t", started=0))
     if seen:
         text = json.dumps(as_dict(make_status(state=seen)))
         write_text(job.status_file, text)
@@ -167,7 +168,7 @@ def test_a_job_whose_client_lives_is_starting(
     job: JobFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
-        "from torch_edl.launch.jobs.folder import JobFolder\n"
+        "from torch_edl.launch.jobs.folder import JobFolder, MasterAddress\n"
         f"with JobFolder({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
     )
     client = subprocess.Popen(
