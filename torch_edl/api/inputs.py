@@ -31,12 +31,14 @@ def labelled(value: Any, device: torch.device) -> Batch:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the value with all its tensors on the device. Mappings, tuples and lists are searched;
-    other values are returned unchanged."""
+    """Return the value with all its tensors on the device. Mappings, tuples (also named
+    ones) and lists are searched; other values are returned unchanged."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
         return {key: moved(part, device) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(part, device) for part in value))
     if type(value) in (tuple, list):
         return type(value)(moved(part, device) for part in value)
     return value

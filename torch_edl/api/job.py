@@ -149,6 +149,11 @@ class Job(JobState):
         """Sums over this training and the earlier ones of the script."""
         return self._part.totals if isinstance(self._part, ScriptInRing) else self._before
 
+    def __repr__(self) -> str:
+        where = f"rank {self.rank} of {self.world_size}"
+        where += ", on parameter servers" if self.on_servers else ""
+        return f"<torch_edl job: {where}, step {self.step}{', closed' if self.closed else ''}>"
+
     # ---- training ----
 
     def fit(self, columns: F, data: Any) -> F:

@@ -102,7 +102,7 @@ class TaskMetrics:
         for name, function in self._functions.items():
             total = self._means[name]
             value = function(self._labels(name, batch.labels), self._of(name, predictions))
-            total[0] += self._values.mean(value) * batch.size
+            total[0] += self._mean(name, value) * batch.size
             total[1] += batch.size
         for name, update in self._updates.items():
             labels, given = self._labels(name, batch.labels), self._of(name, predictions)
@@ -110,6 +110,16 @@ class TaskMetrics:
                 update(labels, given, **{INDEXES: batch.labels[INDEXES]})
             else:
                 update(labels, given)
+
+    def _mean(self, name: str, value: Any) -> float:
+        try:
+            return self._values.mean(value)
+        except (TypeError, ValueError, RuntimeError):
+            what = name if name == LOSS else f"metric {name!r}"
+            raise ContractError(
+                f"{what} returned {self._values.describe(value)}; expected a number, or a tensor "
+                "of numbers whose mean is taken"
+            ) from None
 
     def _labels(self, name: str, labels: Any) -> Any:
         """Return the part of the labels that a metric receives: those with the name of its output,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from tests.unit.api.fitting import (
     plain_loop,
     trainer,
 )
+from torch_edl.api.inputs import moved
 from torch_edl.errors import UsageError
 
 
@@ -132,3 +133,36 @@ def test_a_job_of_ones_own() -> None:
         trainer()  # of its own job
     finally:
         job.close()
+
+
+@pytest.mark.parametrize(
+    ("metric", "found"),
+    [
+        (lambda labels, predictions: None, "metric 'mine' returned NoneType; expected a number"),
+        (lambda labels, predictions: {"a": 1}, "metric 'mine' returned"),
+        (lambda labels, predictions: "high", "metric 'mine' returned str; expected a number"),
+    ],
+)
+def test_a_metric_that_returns_no_number_is_named(metric: Any, found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        trainer(metrics={"mine": metric}).evaluate(data(), batch_size=30)
+
+
+class Inner(NamedTuple):
+    x: Any
+    scale: float
+
+
+def test_a_named_tuple_within_a_batch_is_moved() -> None:
+    batch = {"parts": [Inner(torch.zeros(2), 2.0)], "labels": torch.zeros(2)}
+    found = moved(batch, torch.device("meta"))
+    assert isinstance(found["parts"][0], Inner)
+    assert found["parts"][0].x.is_meta
+    assert found["parts"][0].scale == 2.0
+
+
+def test_a_job_shows_its_rank_and_step(jobs: Any) -> None:
+    job = jobs()
+    assert repr(job) == "<torch_edl job: rank 0 of 1, step 0>"
+    job.close()
+    assert repr(job) == "<torch_edl job: rank 0 of 1, step 0, closed>"
