@@ -71,6 +71,15 @@ def test_a_plain_script_runs_as_under_torchrun(launches: Place) -> None:
         assert differing <= _OF_THE_RUN
 
 
+def test_machines_of_a_plain_script_that_do_not_meet(launches: Place) -> None:
+    """The error has the reason and the remedy, and no traceback of torchrun."""
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    code, _, err = finish(launches, *TORCH_EDL, *words, "--rdzv-conf", "join_timeout=1", GANG)
+    assert code == 1
+    assert "Traceback" not in err
+    assert "the machines did not meet (RendezvousTimeoutError); start the command on each" in err
+
+
 @pytest.mark.slow  # what our agent reports of a failure is in tests/unit/launch/agent
 def test_a_plain_script_fails_as_under_torchrun(launches: Place) -> None:
     def run(*command: str) -> tuple[int, list[str]]:

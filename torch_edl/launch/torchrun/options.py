@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_edl.errors import UsageError
+from torch_edl.errors import JobFailedError, UsageError, describe_error
 from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.jobs.master_host import ANY_PORT
 from torch_edl.processes.this_process import configure_torch
@@ -108,11 +108,26 @@ def torchrun_parser() -> argparse.ArgumentParser:
 
 
 def run_torchrun(args: argparse.Namespace) -> None:
-    """Run a script as torchrun does, with the same agent and the same errors."""
-    from torch.distributed.elastic.multiprocessing.errors import record
+    """Run a script as torchrun does, with the same agent and the same report of failures.
+
+    Raises:
+        JobFailedError: the script failed, or its machines did not meet.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import run
 
-    record(run)(args)
+    try:
+        record(run)(args)
+    except ChildFailedError as error:  # the table of all failures
+        raise JobFailedError(f"{args.training_script} failed\n{str(error).strip()}") from None
+    except (RendezvousError, DistError) as error:
+        raise JobFailedError(
+            f"{args.training_script}: the machines did not meet ({describe_error(error)}); start "
+            f"the command on each of --nnodes {args.nnodes} machines, with the same --rdzv-id and "
+            "an --rdzv-endpoint (or --master-addr) that all of them can reach"
+        ) from None
 
 
 def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
