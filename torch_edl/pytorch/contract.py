@@ -182,11 +182,22 @@ def _load_torchmetric(metric: Any, merged: Mapping[str, torch.Tensor]) -> None:
     metric._update_count = 1
 
 
+def device_name(module: nn.Module) -> str:
+    """Return the device of the first parameter, with the name of a GPU, or the number of GPUs that
+    are not used."""
+    first = next(module.parameters(), torch.empty(0))
+    if first.device.type != "cuda":
+        unused = torch.cuda.device_count()
+        return f"{first.device}" + f" ({unused} GPUs are not used)" * bool(unused)
+    return f"{first.device} ({torch.cuda.get_device_name(first.device)})"
+
+
 def report_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> pb.ReportModelRequest:
     """Return the description of a model: its optimizer, its size and its embeddings."""
     report = pb.ReportModelRequest(
         optimizer=type(optimizer).__name__,
         dense_elements=sum(p.numel() for p in module.parameters()),
+        device=device_name(module),
     )
     try:
         optimizer_config(optimizer)

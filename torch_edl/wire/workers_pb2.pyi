@@ -69,7 +69,7 @@ class SourceShard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
-    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "preprocessing")
+    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "preprocessing", "device")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class ReportModelRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PREPROCESSING_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
     dense_elements: int
     optimizer: str
@@ -84,7 +85,8 @@ class ReportModelRequest(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
     preprocessing: str
-    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., preprocessing: _Optional[str] = ...) -> None: ...
+    device: str
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., preprocessing: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
     __slots__ = ()

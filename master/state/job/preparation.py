@@ -129,6 +129,8 @@ class Preparation:
             reason = f"continues a checkpoint of the strategy {self._resumed.manifest.strategy}"
         yield Decided(choice.name, reason)
         yield Note("info", f"strategy {choice.name}: {reason}")
+        if model.device:
+            yield Note("info", f"the first worker computes on {model.device}")
         yield from self._make_tasks()
 
     def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:

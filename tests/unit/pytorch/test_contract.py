@@ -281,3 +281,9 @@ def test_the_preprocessing_of_a_file_has_any_name(tmp_path: Path) -> None:
     both = fitted + "more = Columns(z=column('z').normalize())\n"
     with pytest.raises(ContractError, match=r"one and more are to be fitted; one"):
         load_contract(write(tmp_path, both, "both.py"))
+
+
+def test_a_report_has_the_device() -> None:
+    model = torch.nn.Linear(1, 1)
+    report = report_model(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert report.device.startswith("cpu")

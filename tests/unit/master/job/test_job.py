@@ -144,6 +144,11 @@ class TestDecisions:
         w.call(worker_calls.register, pb.RegisterRequest(worker_id=0))
         return w
 
+    def test_the_job_says_on_which_device_its_workers_compute(self):
+        w = self.registered()
+        w.report_model(0, device="cuda:0 (H100)")
+        assert w.said("the first worker computes on cuda:0 (H100)", "info")
+
     def test_auto_waits_for_the_model_with_its_servers(self):
         w = self.registered(workers=3)
         assert [len(w.fleet.alive(role)) for role in ("worker", "ps")] == [3, 0]
