@@ -312,7 +312,7 @@ class Fleet(Roster):
             model=self.model,
             successor=self.servers.has_copy(shard),
         )
-        words += ["--id", str(self.starts.next_id("ps"))]
+        words = ["--id", str(self.starts.next_id("ps")), *words]
         server, start = self._start(ServerProcess, self.server_command.module, words, now)
         self.servers.take(server, shard)
         process = self.future_server(now) if shard in self.servers.from_workers else None
