@@ -367,6 +367,7 @@ class _PassUpdates(PositionUpdates):
         status.steps = status.version = position.step
         status.position = status.records = position.records
         status.pass_index = position.pass_index
+        status.nan_updates = position.nan_updates
         status.pass_records = records * self._epochs
         status.records_before, status.records_left = script.records_before, script.records_left
         status.records_early = script.records_early

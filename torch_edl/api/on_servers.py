@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -274,6 +275,7 @@ class ScriptOnServers:
             return True
         self._not_finite(update, minibatch, self._not_finite.rank())
         self._optimizer.zero_grad()
+        update.losses.append(math.nan)  # counts as a minibatch that --on-nan skip left out
         return False
 
     def _note(self, event: str, *args: Any) -> None:

@@ -42,6 +42,8 @@ class Position:
     """Number and records of the newest completed pass."""
     left_out: int = 0
     """Records of all passes for which no member called backward."""
+    nan_updates: int = 0
+    """Updates that were left out, since their gradients were not finite."""
 
     def go_through(self, data: dict[str, Any], epochs: int) -> None:
         """Begin or continue a pass over these data.

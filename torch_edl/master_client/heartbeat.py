@@ -55,6 +55,8 @@ class WorkerStatus:
     """Records of the whole pass over all epochs; 0 if unknown."""
     left_out: int = 0
     """Records up to ``position`` that gave no gradient."""
+    nan_updates: int = 0
+    """Updates of a script in a ring that were left out, since their gradients were not finite."""
     damaged: int = 0
     """Damaged samples skipped in a ring. Those of leased tasks are in ``TaskResult``."""
     epoch: int = 0

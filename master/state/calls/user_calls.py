@@ -34,7 +34,7 @@ def describe(
         loss=loss,
         events=lifecycle.log.after(events_after),
         damaged=job.damaged,
-        nan_steps=job.milestones.left_out.nan_steps,
+        nan_steps=job.milestones.left_out.nan_steps + job.milestones.left_out.updates,
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
         servers_wanted=job.fleet.servers.wanted if job.fleet.strategy == "ps" else 0,

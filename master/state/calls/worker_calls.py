@@ -170,7 +170,9 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
     newest = request.ring == ring.number
     if ring.includes(worker) and job.workload.heard(request, counts=newest):
         size = job.config.data.batch_size
-        job.milestones.left_out.reached(request.left_out, request.position, size)
+        left_out = job.milestones.left_out
+        left_out.reached(request.left_out, request.position, size)
+        left_out.updates = max(left_out.updates, request.nan_updates)
     return pb.HeartbeatResponse(
         known=True,
         drain=member.draining or job.lifecycle.outcome is not None,

@@ -174,6 +174,8 @@ class NanSteps:
     def __init__(self) -> None:
         self.nan_steps = 0
         """Number of minibatches whose loss was not finite."""
+        self.updates = 0
+        """Number of updates that a ring of a script left out."""
         self._steps = 0
         self._records = 0
         self._wanted = 0
@@ -197,10 +199,10 @@ class NanSteps:
         self.nan_steps = self._steps if left_out >= position else left_out // batch_size
 
     def to_state(self) -> list[int]:
-        return [self.nan_steps, self._steps, self._records, self._wanted]
+        return [self.nan_steps, self._steps, self._records, self._wanted, self.updates]
 
     def from_state(self, state: Sequence[int]) -> None:
-        self.nan_steps, self._steps, self._records, self._wanted = state
+        self.nan_steps, self._steps, self._records, self._wanted, self.updates = state
 
     @property
     def is_all(self) -> bool:

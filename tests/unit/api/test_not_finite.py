@@ -50,7 +50,11 @@ def loop(job: Job, size: int, **options: Any) -> tuple[str, int, bool, float]:
 
 
 def member_loop(member: Member, on_nan: str, options: dict[str, Any]) -> None:
-    member.tell(loop(member.job(on_nan=on_nan), 4, **options))
+    job = member.job(on_nan=on_nan)
+    ended = loop(job, 4, **options)
+    if on_nan == "skip":
+        assert job._session.progress.nan_updates == 1
+    member.tell(ended)
     member.hear()
 
 

@@ -201,6 +201,7 @@ class RingEngine:
         position.records += self._records
         if self._left_out:
             position.left_out += self._records
+            position.nan_updates += 1
         elif self.membership.group is not None:
             position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
         if not self._steps:

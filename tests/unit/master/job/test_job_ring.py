@@ -140,6 +140,13 @@ def test_a_ring_tells_what_it_left_out(left_out: int, state: str) -> None:
     assert w.said("15 of 16 minibatches", "warning") == (state == "finished")
 
 
+def test_updates_that_a_script_left_out_are_in_the_status() -> None:
+    w = ring()
+    w.beat(0, position=8, nan_updates=2, ring=1)
+    assert w.status().nan_steps == 2
+    assert w.restart().status().nan_steps == 2
+
+
 def test_samples_that_members_left_out_are_added_up() -> None:
     w = ring()
     for worker, damaged in ((0, 1), (1, 2), (0, 3), (0, 3)):
