@@ -178,6 +178,8 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     w.tick()
     assert w.outcome.state == "finished"
     assert w.said("with 3 tasks to do", "warning")
+    status = w.status()
+    assert status.records_early == status.records_total - status.records_done > 0
     # Another job goes on there, with the same data.
     again = begun(dir="/c", resumed=saved)
     assert again.task(0).task_id == 1
