@@ -148,6 +148,7 @@ def _pattern(line: str) -> re.Pattern[str]:
         "docs/extending.md",
         # They start a dozen jobs.
         pytest.param("docs/preprocessing.md", marks=pytest.mark.slow),
+        pytest.param("docs/recommenders.md", marks=pytest.mark.slow),
         pytest.param("docs/tensorflow.md", marks=pytest.mark.slow),
         pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
         pytest.param("docs/trainer.md", marks=pytest.mark.slow),
