@@ -191,6 +191,8 @@ def test_what_a_document_names_is_there(path: Path) -> None:
     known.update({"--help-torchrun", "--nproc"})  # --nproc_per_node, as far as it matches below
     # Options of pip.
     known.update({"--no-build-isolation", "--no-deps", "--quiet", "--target", "--wheel-dir"})
+    # Options of kubectl.
+    known.update({"--delete-emptydir-data", "--server-side"})
     # Options of etcd.
     known.update({"--auto-compaction-retention", "--data-dir", "--max-request-bytes"})
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _no_comments(text))) <= known
