@@ -297,8 +297,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def without_defaults(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a process without the fields that have their default, and without the
-    time at which it was heard: :func:`restored` only asks whether it was."""
+    """Return the state of a process without the fields that have their default. The time of the
+    last heartbeat becomes 0: :func:`restored` only needs to know that there was one."""
     defaults = _DEFAULTS[state["kind"]]
     kept = {n: value for n, value in state.items() if n not in defaults or value != defaults[n]}
     if "heard_at" in kept:
