@@ -85,7 +85,7 @@ def follow(api: Api) -> Iterator[Callable[..., Client]]:
 
 def test_a_claim_that_does_not_exist_is_named(follow: Callable[..., Client]) -> None:
     client = follow(volume=("claim=none,path=/data",))
-    said = client.says("the master waits: its volume is not there")
+    said = client.says("the master waits: its volume does not exist")
     assert 'persistentvolumeclaim "none" not found' in said
 
 

@@ -94,13 +94,29 @@ OTHERS = "node(s) didn't match Pod's node affinity/selector."
 @pytest.mark.parametrize(
     ("lacks", "why", "fix"),
     [
-        ('persistentvolumeclaim "data" not found.', "its volume is not there", "create the claim"),
-        ("pod has unbound immediate PersistentVolumeClaims.", "its volume is not there", "get pvc"),
+        (
+            'persistentvolumeclaim "data" not found.',
+            "its volume does not exist",
+            "create the claim",
+        ),
+        (
+            "pod has unbound immediate PersistentVolumeClaims.",
+            "its volume does not exist",
+            "get pvc",
+        ),
         (f"3 {OTHERS}", "no node matches its selector or affinity", "nodeSelector"),
         (f"1 Insufficient cpu, 2 {OTHERS}", "no node has room", "--worker-resources"),
-        ("3 node(s) had untolerated taint {gpu: yes}.", "it tolerates the taint of no node", "tol"),
-        ("2 node(s) had volume node affinity conflict.", "no node that can run it has its vol", ""),
-        ("3 node(s) were unschedulable.", "the nodes take no new pods", "uncordoned"),
+        (
+            "3 node(s) had untolerated taint {gpu: yes}.",
+            "all nodes have taints that it does not tolerate",
+            "tol",
+        ),
+        (
+            "2 node(s) had volume node affinity conflict.",
+            "no node that can run it can mount its vol",
+            "",
+        ),
+        ("3 node(s) were unschedulable.", "the nodes accept no new pods", "uncordoned"),
         ("of another kind.", "no node can run it", "change what the message names"),
     ],
 )
@@ -113,7 +129,7 @@ def test_a_pod_without_a_node_says_what_it_lacks(lacks: str, why: str, fix: str)
 
 def test_a_pod_with_a_scheduling_gate_waits_for_who_set_it() -> None:
     found = unplaced("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
-    assert found.why.startswith("it may not be scheduled yet: Scheduling is blocked")
+    assert found.why.startswith("it has a scheduling gate: Scheduling is blocked")
     assert "scheduling gate" in found.fix
 
 

@@ -44,12 +44,12 @@ _REASONS = {
 }
 # Reason of the condition PodScheduled of a pod with scheduling gates.
 _GATED = "SchedulingGated"
-# Why the scheduler finds no node: words of its message, of which the first match counts; the cause;
-# what to do. A pod that lacks room on one node may not match others, so room comes before these.
+# Why the scheduler finds no node: words of its message, the cause, and what to do. The first match
+# counts. A pod that lacks room on one node may not match others, so room comes before these.
 _NO_NODE = (
     (
         ("persistentvolumeclaim", "PersistentVolumeClaims"),
-        "its volume is not there",
+        "its volume does not exist",
         "kubectl get pvc shows the claims; create the claim, or name another one",
     ),
     (
@@ -64,7 +64,7 @@ _NO_NODE = (
     ),
     (
         ("volume node affinity", "available persistent volumes", "max volume count"),
-        "no node that can run it has its volume",
+        "no node that can run it can mount its volume",
         "name a claim that all nodes can mount",
     ),
     (
@@ -74,12 +74,12 @@ _NO_NODE = (
     ),
     (
         ("untolerated taint",),
-        "it tolerates the taint of no node",
+        "all nodes have taints that it does not tolerate",
         "add the toleration to --pod-template or the template of its role",
     ),
     (
         ("unschedulable",),
-        "the nodes take no new pods",
+        "the nodes accept no new pods",
         "it starts when a node is uncordoned",
     ),
 )
@@ -218,7 +218,7 @@ def _why_no_node(cause: Cause, role: str) -> tuple[str, str]:
     """Return in a few words why a pod has no node, and what to do."""
     if cause.reason == _GATED:
         fix = "the controller that set its scheduling gate removes the gate when the pod may run"
-        return "it may not be scheduled yet", fix
+        return "it has a scheduling gate", fix
     for words, why, fix in _NO_NODE:
         if any(word in cause.message for word in words):
             return why, fix.format(resources=_resources(role))
