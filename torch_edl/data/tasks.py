@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from torch_edl.data.batch import MODES
 from torch_edl.data.feeder import Updates, is_interrupt
+from torch_edl.data.sources import release_unused
 from torch_edl.master_client.leases import HeldLease, LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
@@ -319,6 +320,8 @@ class TaskPrefetcher(LeasedTasks):
         item: Item | None = None
         while not self._stopped and not isinstance(item, NoMoreTasks):
             item = super().get(_LOOK_S)
+            if isinstance(item, RecordTask):
+                release_unused()
             while item is not None and not self._stopped:
                 with contextlib.suppress(queue.Full):
                     self._items.put(item, timeout=_LOOK_S)

@@ -3,7 +3,7 @@ scheme. A source maps record i to bytes or rows. This package has no torch, task
 
 from __future__ import annotations
 
-from torch_edl.data.sources.base import IndexedSource, as_table, concat, cut, take
+from torch_edl.data.sources.base import IndexedSource, as_table, concat, cut, release_unused, take
 from torch_edl.data.sources.opening import (
     check_source,
     import_reader,
@@ -27,5 +27,6 @@ __all__ = [
     "of_each",
     "open_source",
     "parts",
+    "release_unused",
     "take",
 ]
