@@ -53,7 +53,8 @@ def make_checkpoint(
     folder.mkdir(parents=True)
     found = {}
     if strategy != "ps":
-        about = {"state": json.dumps(header)}
+        state = {"position": {}, "optimizers": [], "stateful": [], **header}
+        about = {"state": json.dumps(state)}
         found[OPTIMIZER_FILE] = tensor_files.write(folder / OPTIMIZER_FILE, {}, about)
     manifest = Manifest(job="j", strategy=strategy, steps=steps, shards=1, files=found)
     layout.seal(folder, manifest)

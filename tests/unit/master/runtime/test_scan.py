@@ -83,7 +83,8 @@ def test_a_source_that_ends_its_reader_is_named(
     with socket.create_server(("127.0.0.1", 0)) as store:
         store.settimeout(HANG_S)
         url = f"http://127.0.0.1:{store.getsockname()[1]}/b.csv"
-        config = job(str(tmp_path / "a.csv"), url, expanded=True)
+        # The evaluation data are counted after the training data; objects in parallel.
+        config = job(str(tmp_path / "a.csv"), eval=(url,), expanded=True)
         thread = threading.Thread(target=lambda: found.append(scan(config)), daemon=True)
         thread.start()
         with store.accept()[0]:

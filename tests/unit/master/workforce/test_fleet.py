@@ -226,7 +226,8 @@ def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind: An
         setattr(process, name, value := other[type(usual)])
         after = process.to_state()
         assert (before[name], after[name]) == (usual, value)
-        assert without_defaults(after)[name] == value
+        # Only whether a process was heard is kept, so that the stored state changes rarely.
+        assert without_defaults(after)[name] == (0.0 if name == "heard_at" else value)
         again = restored(json.loads(json.dumps(without_defaults(after))), 2.5, 2.5)
         assert (type(again), getattr(again, name)) == (kind, value)
         setattr(process, name, usual)
