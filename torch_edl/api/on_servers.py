@@ -220,6 +220,7 @@ class ScriptOnServers:
                     files=whole.files,
                     samples=whole.samples,
                     open=planned == 1,
+                    first_records=loader.first_records,
                 )
             )
         _check_same(self._first, loader)

@@ -28,13 +28,15 @@ from torch_edl.wire import metrics_pb2 as torch__edl_dot_wire_dot_metrics__pb2
 from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/tasks.proto\"s\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\x12\x10\n\x08training\x18\x06 \x01(\x03\"v\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\x12\x0c\n\x04wait\x18\x04 \x01(\x08\x12\r\n\x05leave\x18\x05 \x01(\x08\x12\x0f\n\x07trained\x18\x06 \x01(\t\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"a\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xee\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x15\n\rpreprocessing\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\"\x15\n\x13ReportModelResponse\"\xa8\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\x12\x0f\n\x07samples\x18\x08 \x01(\t\x12\x0c\n\x04open\x18\t \x01(\x08\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"Z\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\x12\x0f\n\x07untried\x18\x04 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"U\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\x12\x0b\n\x03\x66it\x18\x03 \x01(\x08\"k\n\x17\x46itPreprocessingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x15\n\rpreprocessing\x18\x02 \x01(\t\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.torch_edl.SourceShard\"F\n\x18\x46itPreprocessingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x0b\n\x03\x66it\x18\x02 \x01(\x08\x12\x0e\n\x06\x66itted\x18\x03 \x01(\x0c\"\xcc\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rpreprocessing\x18\x06 \x01(\x0c\x12&\n\x05trial\x18\x07 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\xc5\x06\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x14\n\x0crecords_left\x18\x1d \x01(\x03\x12\x15\n\rrecords_early\x18\x1e \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x1f\n\x05usage\x18\x1f \x01(\x0b\x32\x10.torch_edl.Usage\x12\x13\n\x0bnan_updates\x18  \x01(\x03\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x12\x0e\n\x06notice\x18\x16 \x01(\t\x12\x39\n\x07machine\x18\x1c \x03(\x0b\x32(.torch_edl.HeartbeatRequest.MachineEntry\x12\x0e\n\x06\x62usy_s\x18\x1a \x01(\x01\x12\x0e\n\x06stacks\x18\x13 \x01(\t\x12\x15\n\rstacks_number\x18\x14 \x01(\x03\x12\x14\n\x0c\x65pochs_heard\x18\x15 \x01(\x03\x12\x39\n\x07seconds\x18\x1b \x03(\x0b\x32(.torch_edl.HeartbeatRequest.SecondsEntry\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x17\x10\x1a\"\x9a\x02\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t\x12\x15\n\rstacks_number\x18\x08 \x01(\x03\x12\x13\n\x0b\x65pochs_open\x18\t \x01(\x03\x12+\n\nepoch_ends\x18\n \x03(\x0b\x32\x17.torch_edl.MetricValues\x12\x11\n\tgive_back\x18\x0b \x01(\x08\x12\x14\n\x0ctell_machine\x18\x0c \x01(\x08\x32\x82\x05\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12[\n\x10\x46itPreprocessing\x12\".torch_edl.FitPreprocessingRequest\x1a#.torch_edl.FitPreprocessingResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/tasks.proto\"s\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\x12\x10\n\x08training\x18\x06 \x01(\x03\"v\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\x12\x0c\n\x04wait\x18\x04 \x01(\x08\x12\r\n\x05leave\x18\x05 \x01(\x08\x12\x0f\n\x07trained\x18\x06 \x01(\t\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"a\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\xee\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x15\n\rpreprocessing\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\"\x15\n\x13ReportModelResponse\"\x9d\x02\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\x12\x0f\n\x07samples\x18\x08 \x01(\t\x12\x0c\n\x04open\x18\t \x01(\x08\x12>\n\rfirst_records\x18\n \x03(\x0b\x32\'.torch_edl.ScriptData.FirstRecordsEntry\x1a\x33\n\x11\x46irstRecordsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"Z\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\x12\x0f\n\x07untried\x18\x04 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"U\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\x12\x0b\n\x03\x66it\x18\x03 \x01(\x08\"k\n\x17\x46itPreprocessingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x15\n\rpreprocessing\x18\x02 \x01(\t\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.torch_edl.SourceShard\"F\n\x18\x46itPreprocessingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x0b\n\x03\x66it\x18\x02 \x01(\x08\x12\x0e\n\x06\x66itted\x18\x03 \x01(\x0c\"\xcc\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rpreprocessing\x18\x06 \x01(\x0c\x12&\n\x05trial\x18\x07 \x01(\x0b\x32\x17.torch_edl.LeaseMessage\"\xc5\x06\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x14\n\x0crecords_left\x18\x1d \x01(\x03\x12\x15\n\rrecords_early\x18\x1e \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x1f\n\x05usage\x18\x1f \x01(\x0b\x32\x10.torch_edl.Usage\x12\x13\n\x0bnan_updates\x18  \x01(\x03\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x12\x0e\n\x06notice\x18\x16 \x01(\t\x12\x39\n\x07machine\x18\x1c \x03(\x0b\x32(.torch_edl.HeartbeatRequest.MachineEntry\x12\x0e\n\x06\x62usy_s\x18\x1a \x01(\x01\x12\x0e\n\x06stacks\x18\x13 \x01(\t\x12\x15\n\rstacks_number\x18\x14 \x01(\x03\x12\x14\n\x0c\x65pochs_heard\x18\x15 \x01(\x03\x12\x39\n\x07seconds\x18\x1b \x03(\x0b\x32(.torch_edl.HeartbeatRequest.SecondsEntry\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMachineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x17\x10\x1a\"\x9a\x02\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t\x12\x15\n\rstacks_number\x18\x08 \x01(\x03\x12\x13\n\x0b\x65pochs_open\x18\t \x01(\x03\x12+\n\nepoch_ends\x18\n \x03(\x0b\x32\x17.torch_edl.MetricValues\x12\x11\n\tgive_back\x18\x0b \x01(\x08\x12\x14\n\x0ctell_machine\x18\x0c \x01(\x08\x32\x82\x05\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12[\n\x10\x46itPreprocessing\x12\".torch_edl.FitPreprocessingRequest\x1a#.torch_edl.FitPreprocessingResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.workers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SCRIPTDATA_FIRSTRECORDSENTRY']._loaded_options = None
+  _globals['_SCRIPTDATA_FIRSTRECORDSENTRY']._serialized_options = b'8\001'
   _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._loaded_options = None
   _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_options = b'8\001'
   _globals['_HEARTBEATREQUEST_MACHINEENTRY']._loaded_options = None
@@ -54,39 +56,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTMODELRESPONSE']._serialized_start=824
   _globals['_REPORTMODELRESPONSE']._serialized_end=845
   _globals['_SCRIPTDATA']._serialized_start=848
-  _globals['_SCRIPTDATA']._serialized_end=1016
-  _globals['_REPORTDATAREQUEST']._serialized_start=1018
-  _globals['_REPORTDATAREQUEST']._serialized_end=1074
-  _globals['_REPORTDATARESPONSE']._serialized_start=1076
-  _globals['_REPORTDATARESPONSE']._serialized_end=1096
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=1098
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1188
-  _globals['_REPORTFAILURERESPONSE']._serialized_start=1190
-  _globals['_REPORTFAILURERESPONSE']._serialized_end=1213
-  _globals['_AWAITPLACEREQUEST']._serialized_start=1215
-  _globals['_AWAITPLACEREQUEST']._serialized_end=1301
-  _globals['_AWAITPLACERESPONSE']._serialized_start=1303
-  _globals['_AWAITPLACERESPONSE']._serialized_end=1395
-  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1397
-  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1439
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1441
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1526
-  _globals['_FITPREPROCESSINGREQUEST']._serialized_start=1528
-  _globals['_FITPREPROCESSINGREQUEST']._serialized_end=1635
-  _globals['_FITPREPROCESSINGRESPONSE']._serialized_start=1637
-  _globals['_FITPREPROCESSINGRESPONSE']._serialized_end=1707
-  _globals['_START']._serialized_start=1710
-  _globals['_START']._serialized_end=1914
-  _globals['_HEARTBEATREQUEST']._serialized_start=1917
-  _globals['_HEARTBEATREQUEST']._serialized_end=2754
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=2607
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=2652
-  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_start=2654
-  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_end=2700
-  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_start=2702
-  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_end=2748
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2757
-  _globals['_HEARTBEATRESPONSE']._serialized_end=3039
-  _globals['_WORKERS']._serialized_start=3042
-  _globals['_WORKERS']._serialized_end=3684
+  _globals['_SCRIPTDATA']._serialized_end=1133
+  _globals['_SCRIPTDATA_FIRSTRECORDSENTRY']._serialized_start=1082
+  _globals['_SCRIPTDATA_FIRSTRECORDSENTRY']._serialized_end=1133
+  _globals['_REPORTDATAREQUEST']._serialized_start=1135
+  _globals['_REPORTDATAREQUEST']._serialized_end=1191
+  _globals['_REPORTDATARESPONSE']._serialized_start=1193
+  _globals['_REPORTDATARESPONSE']._serialized_end=1213
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=1215
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=1305
+  _globals['_REPORTFAILURERESPONSE']._serialized_start=1307
+  _globals['_REPORTFAILURERESPONSE']._serialized_end=1330
+  _globals['_AWAITPLACEREQUEST']._serialized_start=1332
+  _globals['_AWAITPLACEREQUEST']._serialized_end=1418
+  _globals['_AWAITPLACERESPONSE']._serialized_start=1420
+  _globals['_AWAITPLACERESPONSE']._serialized_end=1512
+  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1514
+  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1556
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1558
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1643
+  _globals['_FITPREPROCESSINGREQUEST']._serialized_start=1645
+  _globals['_FITPREPROCESSINGREQUEST']._serialized_end=1752
+  _globals['_FITPREPROCESSINGRESPONSE']._serialized_start=1754
+  _globals['_FITPREPROCESSINGRESPONSE']._serialized_end=1824
+  _globals['_START']._serialized_start=1827
+  _globals['_START']._serialized_end=2031
+  _globals['_HEARTBEATREQUEST']._serialized_start=2034
+  _globals['_HEARTBEATREQUEST']._serialized_end=2871
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=2724
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=2769
+  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_start=2771
+  _globals['_HEARTBEATREQUEST_MACHINEENTRY']._serialized_end=2817
+  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_start=2819
+  _globals['_HEARTBEATREQUEST_SECONDSENTRY']._serialized_end=2865
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2874
+  _globals['_HEARTBEATRESPONSE']._serialized_end=3156
+  _globals['_WORKERS']._serialized_start=3159
+  _globals['_WORKERS']._serialized_end=3801
 # @@protoc_insertion_point(module_scope)

@@ -93,7 +93,14 @@ class ReportModelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ScriptData(_message.Message):
-    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files", "samples", "open")
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files", "samples", "open", "first_records")
+    class FirstRecordsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +110,7 @@ class ScriptData(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RECORDS_FIELD_NUMBER: _ClassVar[int]
     records: int
     epochs: int
     batch_size: int
@@ -112,7 +120,8 @@ class ScriptData(_message.Message):
     files: str
     samples: str
     open: bool
-    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ..., samples: _Optional[str] = ..., open: _Optional[bool] = ...) -> None: ...
+    first_records: _containers.ScalarMap[str, str]
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ..., samples: _Optional[str] = ..., open: _Optional[bool] = ..., first_records: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReportDataRequest(_message.Message):
     __slots__ = ("data",)

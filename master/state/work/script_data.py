@@ -63,6 +63,12 @@ def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
             f"job.loader: this process has {mine}, another had {others.removesuffix(' records')}; "
             "all processes must go through the same data"
         )
+    names = first.first_records.keys() & second.first_records.keys()
+    if names and all(first.first_records[n] != second.first_records[n] for n in names):
+        raise UsageError(
+            "job.loader: the first records of the dataset of this process are not those of another "
+            f"process; {SAME_SAMPLES}"
+        )
     if first.samples != second.samples:
         raise UsageError(
             "job.loader: the dataset of this process stores other samples than that of another "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -95,6 +96,26 @@ def test_data_before_a_model_and_data_without_records_are_refused() -> None:
         w.report_data(w.register(1))
     with pytest.raises(UsageError, match="at least one"):
         ready().report_data(0, records=0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "same"),
+    [
+        ({"label": "1", "text": "3"}, True),  # augmentation may make any part random
+        ({"other": "1"}, True),
+        ({}, True),
+        ({"label": "2", "text": "3"}, False),
+    ],
+)
+def test_workers_have_a_part_of_their_first_records_in_common(
+    parts: dict[str, str], same: bool
+) -> None:
+    w = ready()
+    w.report_data(0, first_records={"label": "1", "text": "2"})
+    other = w.register(2, local_rank=1)
+    refused = pytest.raises(UsageError, match="remove split_dataset_by_node")
+    with contextlib.nullcontext() if same else refused:
+        w.report_data(other, first_records=parts)
 
 
 @pytest.mark.parametrize(
