@@ -67,6 +67,8 @@ def main(args: argparse.Namespace) -> int:
         return model_file.run(parsed, "script")
     if parsed.dry_run:
         raise would_train(parsed.training_script)
+    if not (parsed.module or parsed.no_python) and Path(parsed.training_script).suffix == ".py":
+        user_file.require_imports(parsed.training_script, shown=parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
     code = 1

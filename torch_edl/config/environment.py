@@ -117,7 +117,7 @@ def read_yaml(path: str, *, option: str, content: str, typed: bool = True) -> An
     try:
         return yaml.load(text, Loader=yaml.SafeLoader if typed else yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
+        problem = " ".join(str(error).split()).replace('in "<byte string>", ', "at ")
         raise UsageError(f"{where}: no YAML: {problem[:200]}; {wanted}") from error
 
 

@@ -17,6 +17,7 @@ from torch_edl.data.batch import slice_tensors
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.interfaces import Batch, Engine
 from torch_edl.pytorch.contract import Contract, TorchValues, describe
+from torch_edl.training.contract.advice import advice
 from torch_edl.training.diagnostics import LayerLog, not_finite, the_one
 
 
@@ -72,6 +73,8 @@ class Step:
                 f"the model raised {describe_error(error)} (features {describe(features)})"
                 + self._dtypes(error, features=features)
                 + self._arguments(error, features)
+                + self._ids(error, features)
+                + advice(error)
             ) from error
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
@@ -148,6 +151,25 @@ class Step:
         count = len(features) if isinstance(features, tuple) else 1
         s = "s" * (len(wanted) != 1)
         return f"; forward wants {len(wanted)} tensor{s}, feed returned {count}"
+
+    def _ids(self, error: BaseException, features: Any) -> str:
+        """Return the ids of a minibatch and the smallest embedding, if an id is outside of it;
+        empty for other errors."""
+        if not isinstance(error, IndexError) or "out of range in self" not in str(error):
+            return ""
+        given = [features] if isinstance(features, torch.Tensor) else features
+        parts = given.values() if isinstance(given, Mapping) else given
+        ids = [p for p in parts if isinstance(p, torch.Tensor) and not p.is_floating_point()]
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        rows = {n: m.num_embeddings for n, m in self._model.named_modules() if isinstance(m, kinds)}
+        if not ids or not rows:
+            return ""
+        low, high = min(int(p.min()) for p in ids), max(int(p.max()) for p in ids)
+        name = min(rows, key=lambda name: rows[name])
+        return (
+            f"; an id is outside an embedding: the integers of the minibatch are {low} to {high}, "
+            f"and {name}, the smallest embedding, has the ids 0 to {rows[name] - 1}"
+        )
 
     def _dtypes(self, error: BaseException, **fed: Any) -> str:
         """Return a hint if torch raised because of labels that are no integers, or of float64

@@ -72,7 +72,7 @@ def test_an_empty_file_has_no_options(tmp_path: Path) -> None:
         ("workers: 8:2", "job.yaml: workers: --workers 8:2: the minimum is above the maximum"),
         ("config: other.yaml", "job.yaml: config: no such option"),
         ("- epochs", "holds no mapping; write an option a line"),
-        ("epochs: [", "job.yaml: no YAML: "),
+        ("epochs: [", "at line 1, column 10: epochs: ["),
         ("? [a]\n: b", "job.yaml: no YAML: "),
     ],
 )

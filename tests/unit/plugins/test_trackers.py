@@ -154,6 +154,24 @@ def test_a_job_does_not_wait_for_a_server_that_does_not_answer(
     thread.join()
 
 
+def test_a_run_of_wandb_without_a_key_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    keys = tmp_path / "keys"
+    monkeypatch.setenv("NETRC", str(keys))
+    with pytest.raises(UsageError, match=r"wandb=clicks: no API key: run wandb login, set WANDB_"):
+        WeightsAndBiases.check("clicks")
+    keys.write_text("machine api.wandb.ai login user password 0123")
+    keys.chmod(0o600)
+    assert WeightsAndBiases.check("clicks") == "clicks"
+    keys.unlink()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert WeightsAndBiases.check("clicks") == "clicks"
+
+
 def test_a_server_that_is_away_is_a_warning(
     job: JobConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,10 @@ HINTS = {
         nn.Linear(2, 3), nn.CrossEntropyLoss(), FLOATS, torch.ones(4),
         r"labels \(4,\) float32, .*\); the loss expects class numbers: .* \.long\(\)$",
     ),
+    "ids": (
+        nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2)), None, torch.tensor([3, 7]), FLOATS,
+        r"the integers of the minibatch are 3 to 7, and 0, the smallest .* has the ids 0 to 4$",
+    ),
     "reduction": (
         nn.Linear(2, 3), nn.CrossEntropyLoss(reduction="none"), FLOATS, torch.ones(4).long(),
         r'^loss returned \(4,\) float32; .* reduction="mean", or \.mean\(\)$',

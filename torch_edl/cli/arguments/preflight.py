@@ -40,6 +40,7 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
             "file that ends in .parquet or .csv"
         )
     bound = user_file.check_model_file(config.model_file, shown=args.model_file)
+    user_file.require_imports(config.model_file, shown=args.model_file)
     _check_framework(config, args.model_file)
     if "data_source" not in bound:  # data_source interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))

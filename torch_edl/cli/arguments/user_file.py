@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.interfaces import Signature
+from torch_edl.training.contract.advice import not_installed
 from torch_edl.training.contract.backends import TORCH, backend_of, named
-from torch_edl.training.contract.loading import missing, takes_others
+from torch_edl.training.contract.loading import OTHER_NAMES, missing, takes_others
 from torch_edl.training.contract.source_files import imported, local_trees, starred
 
 # A file that uses one of these names has its own loop, whatever else the file defines.
@@ -105,6 +109,37 @@ def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
     for name, signature in signatures.items():
         _check_arguments(tree, shown, name, signature)
     return bound
+
+
+def require_imports(file: str, *, shown: str) -> None:
+    """Raise UsageError if a file imports a module that is not installed in this environment.
+
+    Imports within blocks and functions are not checked, since they may be optional, nor is a file
+    that changes ``sys.path`` or installs packages.
+
+    Args:
+        shown: path for messages, as the user wrote it.
+    """
+    path = Path(file).absolute()
+    tree = _parse(path, shown)
+    source = path.read_bytes()
+    if any(word in source for word in (b"sys.path", b"from sys", b"sitedir", b"install")):
+        return
+    for statement in tree.body:
+        names = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names = [statement.module]
+        for name in {each.partition(".")[0] for each in names}:
+            if name in OTHER_NAMES or name in sys.modules or _is_beside(name, path.parent):
+                continue
+            if find_spec(name) is None:
+                raise UsageError(f"{shown}:{statement.lineno}: {not_installed(name)}")
+
+
+def _is_beside(name: str, folder: Path) -> bool:
+    return PathFinder.find_spec(name, [str(folder)]) is not None
 
 
 def _check_arguments(tree: ast.Module, shown: str, name: str, expected: Signature) -> None:

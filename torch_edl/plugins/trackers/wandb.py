@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from torch_edl.errors import UsageError
 from torch_edl.plugins.trackers.run import Run, Settings
@@ -71,8 +73,35 @@ class WeightsAndBiases(Tracker):
         """Return the project.
 
         Raises:
-            UsageError: no project is given.
+            UsageError: no project is given, or a run could not log in.
         """
         if not value:
             raise UsageError("--observe wandb: the project is missing; write wandb=PROJECT")
+        if not (_is_offline() or _has_key()):
+            raise UsageError(
+                f"--observe wandb={value}: no API key: run wandb login, set WANDB_API_KEY, or set "
+                "WANDB_MODE=offline and send the run later by wandb sync"
+            )
         return value
+
+
+def _is_offline() -> bool:
+    settings = Path("wandb/settings")  # written by: wandb offline
+    mode = os.environ.get("WANDB_MODE") or (settings.read_text() if settings.is_file() else "")
+    return any(each in mode for each in ("offline", "dryrun", "disabled"))
+
+
+def _has_key() -> bool:
+    """Return True if an API key of W&B's server is in the environment or in a netrc file."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    named = os.environ.get("NETRC")
+    files = [Path(named)] if named else [Path.home() / name for name in (".netrc", "_netrc")]
+    for file in files:
+        try:
+            if file.is_file() and netrc.netrc(file).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

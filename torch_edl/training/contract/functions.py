@@ -11,6 +11,7 @@ from torch_edl.data.sources import Source
 from torch_edl.errors import ContractError, UsageError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.interfaces.preprocessing import Fittable
+from torch_edl.training.contract.advice import advice
 from torch_edl.training.contract.argument_order import LabelsFirst, labels_first, refuse_class
 
 Metrics = Mapping[str, Any]
@@ -160,7 +161,9 @@ class UserFunctions:
         try:
             return function()
         except (Exception, SystemExit) as error:
-            raise ContractError(f"{self.path}: {name} raised {describe_error(error)}") from error
+            raise ContractError(
+                f"{self.path}: {name} raised {describe_error(error)}{advice(error)}"
+            ) from error
 
     def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
         example = self.signatures[name.partition("(")[0]].example

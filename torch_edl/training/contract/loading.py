@@ -17,6 +17,7 @@ from typing import Any
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.interfaces import Signature
 from torch_edl.interfaces.preprocessing import Fittable, is_fittable
+from torch_edl.training.contract.advice import advice
 from torch_edl.training.contract.argument_order import called_by, labels_first, refuse_class
 
 FOR_ALL: Mapping[str, Signature] = {
@@ -25,6 +26,9 @@ FOR_ALL: Mapping[str, Signature] = {
     "data_source": Signature("def data_source(paths): return MySource(paths)", 1),
 }
 """Signatures that all backends have, by the documented name of the function."""
+
+OTHER_NAMES = ("elasticdl", "elasticai_api")
+"""Packages of ElasticDL, in whose place torch-edl has names of its own."""
 
 PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
 """Names of the function or class that processes the outputs of a prediction."""
@@ -144,7 +148,7 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
         raise ContractError(
             f"{path}: {describe_error(error)}"
             + (_behind(path) if reads else "")
-            + _own_names(error)
+            + (_own_names(error) or advice(error))
         ) from error
     return module
 
@@ -152,7 +156,7 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
 def _own_names(error: Exception) -> str:
     """Return a hint for a model file that imports modules of ElasticDL; empty for other errors."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if (missing or "").partition(".")[0] not in ("elasticdl", "elasticai_api"):
+    if (missing or "").partition(".")[0] not in OTHER_NAMES:
         return ""
     return (
         "; of ElasticDL's names, torch-edl has Mode (from torch_edl import Mode) and, for Keras, "
