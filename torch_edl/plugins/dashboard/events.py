@@ -60,8 +60,8 @@ class EventBook:
             del self.all[: len(self.all) - _MOST_KEPT]
 
     def after(self, sequence: int) -> list[dict[str, Any]]:
-        """Return the newest events above a number, at most :data:`MOST_AT_ONCE`; above 0 those
-        that are no routine."""
+        """Return the newest events above a number, at most :data:`MOST_AT_ONCE`; without the
+        routine ones if the number is 0."""
         if not sequence:
             return list(self._main)
         new = min(max(0, self.last - sequence), MOST_AT_ONCE)
@@ -75,7 +75,7 @@ class EventBook:
         Args:
             level: ``info``, ``warning`` or ``error``; empty for all.
             kind: kind of a :class:`~torch_edl.plugins.dashboard.marks.Mark`; :data:`MAIN` for all
-                but the routine, empty for all.
+                but the routine ones, empty for all.
             text: text that the event contains, in any case; empty for all.
         """
         found: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ function standing(points, isRate) {
   const found = [];
   let next = 0;
   for (const [from, to] of shared.stands) {
-    // A sample is as late as a heartbeat: it may tell steps of before the standstill.
+    // A sample is as late as a heartbeat: its steps may be older than the standstill.
     while (next < points.length && points[next][0] < to - 0.5) {
       if (!isRate || points[next][0] <= from) found.push(points[next]);
       next += 1;
