@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _EVERY_S = RENEW_S
 _CLOSE_S = 5.0
-# Fields of a status, and of its processes, that change with time only.
+# Fields of a status and of its processes that change as time passes, without an event.
 _TIMES = ("wall_s", "rates")
 _USAGE = "usage"
 

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine booted, those included in which it was suspended.
-    ``time.monotonic`` does not count these, so an owner would think after its machine has resumed
-    that it still has the lock."""
+    """Return the seconds since the machine booted, including the time in which it was suspended.
+    ``time.monotonic`` does not count that time: after its machine has resumed, an owner would
+    believe that it still has the lock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -145,7 +145,7 @@ class Lock:
             else:
                 self.release()
         except (OSError, StoreConflictError) as error:  # the lock of a dead owner expires
-            log.warning("the lock of the job is not given back: %s", error)
+            log.warning("cannot release the lock of the job, which expires: %s", error)
         self.store.close()
 
 
@@ -209,11 +209,11 @@ class SqliteStore(Store):
             self._connection = sqlite3.connect(
                 self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            # The file may be on a volume of two nodes, whose masters overlap for a while. A
+            # The file may be on a volume that the masters of two nodes use for a moment. A
             # write-ahead log needs memory that its users share: without it, both masters would get
-            # the lock, and each would undo the writes of the other. The journal that is truncated
-            # is also the one whose end is forced to the disk; journals of servers are removed after
-            # these writes, so a loss of power must not undo them.
+            # the lock, and each would undo the writes of the other. In the mode TRUNCATE, sqlite
+            # also forces the end of a transaction to the disk: journals of servers are removed
+            # after these writes, so a loss of power must not undo them.
             # https://sqlite.org/wal.html#noshm
             self._connection.execute("PRAGMA journal_mode=TRUNCATE")
             self._connection.execute("PRAGMA synchronous=FULL")

@@ -396,8 +396,8 @@ class Job(JobState):
         return Loader(self, self._listed(dataset), plain, options)
 
     def _listed(self, dataset: Any) -> Any:
-        """Return the files that paths name; any other dataset unchanged. The processes of a job
-        list files once: they would find a file that is added later in different passes."""
+        """Return the data files that paths name, or any other dataset unchanged. Files are listed
+        once, since a file that is added later would be in other passes of other processes."""
         if not is_paths(dataset):
             return dataset
         files = list_files(dataset)

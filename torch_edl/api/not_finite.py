@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 ON_NAN = ("stop", "skip")
 _WITHOUT = (
-    "leave such records out of the dataset, or put a number in the place (on_nan='skip' of "
+    "leave such records out of the dataset, or replace the value (on_nan='skip' of "
     "torch_edl.init, or --on-nan skip, leaves out whole updates)"
 )
 _SKIP = "leave such updates out with on_nan='skip' of torch_edl.init, or --on-nan skip"

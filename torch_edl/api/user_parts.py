@@ -85,8 +85,8 @@ def _check_whole(model: nn.Module) -> None:
             )
         if value.is_meta:
             raise UsageError(
-                f"model: {name} is on the device meta, without values; give the model values "
-                "before: model.to_empty(device=...), then initialize or load it"
+                f"model: {name} is on the device meta, without values; give it values before "
+                "prepare(): model.to_empty(device=...), then initialize or load the model"
             )
 
 

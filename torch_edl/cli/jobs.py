@@ -196,8 +196,8 @@ def clean(args: argparse.Namespace) -> int:
     A job on this machine is removed with its folder, a job on a cluster with its objects.
 
     Raises:
-        UsageError: no such job, a job that runs, or nothing was named and there is no terminal to
-            ask at; nothing was removed.
+        UsageError: no such job, a job that runs, or nothing was named and there is no terminal for
+            a question; nothing was removed.
     """
     for option, value in (("--days", args.days), ("--keep", args.keep)):
         if value is not None and value < 0:
@@ -227,8 +227,8 @@ def _confirmed(args: argparse.Namespace, jobs: Sequence[JobHandle]) -> bool:
         return True
     if args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            "clean: names no jobs, and this is no terminal to ask at; name jobs, or add --days N "
-            "or --keep N; --days 0 removes all jobs that have ended"
+            "clean: no job is named, and there is no terminal for a question; name jobs, or add "
+            "--days N or --keep N (--days 0 removes all jobs that have ended)"
         )
     what = f"{len(jobs):,} jobs that have ended" if len(jobs) > 1 else jobs[0].name
     try:

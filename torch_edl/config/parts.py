@@ -241,9 +241,9 @@ class CheckpointConfig(Checked):
         ),
     )
     load_optimizer: bool = training_option(
-        False, "--load-optimizer", "with --load: also the state of its optimizer (default: anew)"
+        False, "--load-optimizer", "with --load: also load optimizer state (default: values only)"
     )
-    """The source must then be a checkpoint. Learning rates and schedules begin anew."""
+    """The source must then be a checkpoint. Learning rates and schedules are those of this job."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

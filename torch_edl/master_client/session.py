@@ -87,9 +87,9 @@ class MasterSession:
                 away_s=MASTER_AWAY_S,
                 until=lambda answer: not answer.wait,
                 before_call=_say_if_long(
-                    f"waiting for the other processes to complete training {training - 1}; or, if "
-                    "they have come further, until this process is needed: it has no model of "
-                    "their earlier trainings (a checkpoint folder would keep them)"
+                    f"waiting until the other processes have completed training {training - 1}. If "
+                    "they are in a later training, this process waits until they are lost: it has "
+                    "no model of the completed trainings (add a checkpoint folder to keep them)"
                 ),
             )
         except grpc.RpcError as error:

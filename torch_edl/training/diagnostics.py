@@ -17,7 +17,7 @@ from torch_edl.interfaces import Batch
 _layers = logging.getLogger("torch_edl.layers")
 
 WITHOUT = (
-    "let feed leave such records out, or put a number in the place (--on-nan skip leaves out whole "
+    "let feed leave such records out, or replace the value (--on-nan skip leaves out whole "
     "minibatches, in training alone)"
 )
 """Advice for an input that is not finite, in training or in an evaluation."""

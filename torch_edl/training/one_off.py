@@ -185,8 +185,8 @@ class OneOffTasks:
 
     @property
     def most_named(self) -> int:
-        """Maximum number of records in a message; 0: no limit. The user's code, and no record, is
-        to blame before the first update."""
+        """Maximum number of records in a message; 0: no limit. Before the first update, the cause
+        is probably the user's code, and not a record."""
         return 0 if self._status.steps else MOST_UNTRIED
 
     def fail(

@@ -62,18 +62,18 @@ def register(
 
 
 def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:
-    """Begin the next training of a script for a process that has come to it. Returns False while
+    """Begin the next training of a script for a process that registers for it. Returns False while
     another process is in the current one."""
     number = job.trainings.number
     if request.training != number + 1:
         raise UsageError(
             f"training {request.training} of a script that is in training {number}: all processes "
-            "must call torch_edl.init() equally often"
+            "must call torch_edl.init() the same number of times"
         )
     if not job.workforce.awaits_outcome:
         raise UsageError(
             "torch_edl.init(): a second training under torchrun; use torch-edl run, or start "
-            "torchrun for each"
+            "torchrun once for each training"
         )
     if job.fleet.strategy == "ps":
         raise UsageError(

@@ -93,9 +93,9 @@ class Preparation:
         elif self.config.checkpoint.resume:
             yield Note("warning", "no checkpoint yet: training starts from the beginning")
         elif (keep := self.config.checkpoint).load and self.config.trains:
-            what = "values and the state of the optimizer, with learning rates and schedules anew"
+            what = "values and optimizer state; learning rates and schedules are those of this job"
             if not keep.load_optimizer:
-                what = "values alone: the optimizer begins anew (--load-optimizer keeps its state)"
+                what = "values, without optimizer state (--load-optimizer also loads the state)"
             yield Note("info", f"the model starts from {keep.load}: its {what}")
 
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:

@@ -18,7 +18,7 @@ class AgentRecord:
     node: str
     """Name of the agent, unique in the job."""
     id: str
-    """Id of its process."""
+    """Id of the process of the agent."""
     seen: float
     """Time of the last report."""
     done: bool = False

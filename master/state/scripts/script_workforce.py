@@ -323,7 +323,7 @@ class ScriptWorkforce(Workforce):
                 return Failure(self.torchrun_error)
             ended = self._ring.finished or self._ring.awaits_exits
             if self._ring.number and not ended:
-                return Failure("the processes of the script ended without the end of their loop")
+                return Failure("the processes of the script ended before the end of their loop")
             return Finished(leave_s=_LEAVE_S if self._pods.agents else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")

@@ -279,7 +279,7 @@ def test_the_preprocessing_of_a_file_has_any_name(tmp_path: Path) -> None:
     assert found is not None
     assert '"column": "z"' in found.spec
     both = fitted + "more = Columns(z=column('z').normalize())\n"
-    with pytest.raises(ContractError, match=r"one and more are to be fitted; one"):
+    with pytest.raises(ContractError, match=r"one and more need to be fitted; a file"):
         load_contract(write(tmp_path, both, "both.py"))
 
 

@@ -225,7 +225,7 @@ def _checked(config: JobConfig) -> JobConfig:
 
 def _imply_servers(found: dict[str, Any]) -> None:
     """Set the strategy ``ps`` if the user gave a number of servers, or a durability that only
-    servers have. The default, written out, changes nothing."""
+    servers have. An explicit default changes nothing."""
     durability = found["durability"].get("mode", DurabilityConfig.mode)
     wanted = "servers" in found["cluster"] or durability != DurabilityConfig.mode
     if wanted and found["train"].get("strategy", "auto") == "auto":

@@ -141,7 +141,7 @@ def _with_optimizer(config: JobConfig, load: Path) -> JobConfig:
         and backend_of(config.model_file) is not named(TORCH)
     ):
         raise UsageError(
-            "--load-optimizer: it is for models of torch, and for servers; leave it out"
+            "--load-optimizer: only for torch models and parameter servers; leave it out"
         )
     if wanted == "auto":
         alone = config.kind == "train" and config.cluster.max_workers == 1

@@ -42,7 +42,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         words: the arguments of ``run``.
         run: the parser of ``run`` for model files.
 
-    What follows a script belongs to the script, whatever it is called.
+    All words after a script belong to the script, even if they are names of options.
 
     Raises:
         UsageError: an option before a script that only model files take, or a file that is not

@@ -157,8 +157,8 @@ def controller(job: str, uid: str) -> dict[str, Any]:
     """Return the reference of a pod to the ConfigMap with the files of the job, which is deleted
     with the Job.
 
-    ``kubectl drain`` evicts only pods with a controller of some kind. The Job cannot be it: the Job
-    controller releases pods that lack the labels of the Job, and counts those that have them.
+    ``kubectl drain`` evicts only pods that have a controller. The Job cannot be the controller: it
+    releases pods that lack its labels, and counts the others as its own.
     """
     return {
         "apiVersion": "v1",

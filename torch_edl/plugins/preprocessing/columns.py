@@ -261,7 +261,7 @@ class Columns:
         return arrays.to_tensors(made) if arrays.from_tensors(parsed) else made
 
     def _tell_missing(self, name: str, group: Group, values: npt.NDArray[Any]) -> None:
-        """Warn once of each column of numbers (n,) or (n, columns) with missing values."""
+        """Log one warning for each column of numbers (n,) or (n, columns) with missing values."""
         if group.columns[0].gives_ids:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -275,8 +275,8 @@ class Columns:
                 self._told.add(path)
                 log.warning(
                     "preprocessing: column %r has no value in %s of %s records (null or NaN), and "
-                    "is NaN there, as the loss will be; add .fill(value), or .missing() for 1 "
-                    "where it lacks one",
+                    "is NaN there, so the loss becomes NaN; add .fill(value), or .missing(), which "
+                    "gives 1 for a missing value",
                     each.name, f"{lacks[number]:,}", f"{len(values):,}",
                 )  # fmt: skip
 

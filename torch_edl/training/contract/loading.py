@@ -83,8 +83,8 @@ def _columns(path: str, module: ModuleType) -> Fittable | None:
         found = {name: each for name, each in found.items() if each.needs_fit}
     if len({id(each) for each in found.values()}) > 1:
         raise ContractError(
-            f"{path}: {' and '.join(found)} are to be fitted; one Columns(...) of the file can "
-            "be: give it the outputs of all"
+            f"{path}: {' and '.join(found)} need to be fitted; a file can have only one such "
+            "Columns(...): give it the outputs of all"
         )
     return next(iter(found.values()), None)
 

@@ -162,7 +162,7 @@ def test_workers_of_torchrun_that_vanish_in_their_loop_are_no_success() -> None:
     w.leave_round("a")
     w.tick()
     assert (w.outcome.state, w.outcome.exit_code) == ("failed", 1)
-    assert "without the end of their loop" in w.outcome.error
+    assert "before the end of their loop" in w.outcome.error
 
 
 def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:

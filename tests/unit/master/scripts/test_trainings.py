@@ -136,7 +136,7 @@ def test_a_stopped_job_begins_no_training() -> None:
 
 
 def test_trainings_are_refused_where_they_cannot_be() -> None:
-    with pytest.raises(UsageError, match="equally often"):
+    with pytest.raises(UsageError, match="the same number of times"):
         ring_of_two().enters(11, training=3)
     with pytest.raises(UsageError, match="under torchrun; use torch-edl run"):
         torchrun().enters(11, training=2)

@@ -156,7 +156,7 @@ def test_pods_of_the_job_have_a_controller_that_goes_with_the_job(
     # An account of somebody else may lack the right.
     cluster.control("fail", verb="get", resource="configmaps", code=403, message="no, says a test")
     assert own.owner_of_pods()["uid"] == job_uid
-    assert "kubectl drain will refuse the nodes of this job" in caplog.text
+    assert "the pods of this job have no controller" in caplog.text
 
 
 def test_a_master_that_may_not_change_its_job_begins_after_a_while(

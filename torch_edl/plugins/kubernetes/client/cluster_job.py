@@ -45,7 +45,7 @@ from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import REMOTE
 
 _OURS = "app.kubernetes.io/managed-by=torch-edl"
-# Reasons of events of a pod that has a node and cannot begin there.
+# Reasons of events of a pod that has a node and cannot start there.
 _NOT_READY = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 _MULTI_ATTACH = "Multi-Attach error"
 # Label of a Job that Kueue manages.
@@ -111,15 +111,15 @@ class ClusterJob:
         return self._last_warning(f"involvedObject.uid={self.uid}")
 
     def why_no_volume(self, pod: str) -> str:
-        """Return the reason why a node cannot mount a volume of a pod, or make its network, which
-        only events say; empty if none is known."""
+        """Return the reason why a node cannot mount a volume of a pod, or set up its network; empty
+        if none is known. Only events contain the reason."""
         found = self._last_warning(f"involvedObject.name={pod}", reasons=_NOT_READY)
         if _MULTI_ATTACH in found:
             return f"{found}; name a claim that is ReadWriteMany"
         return found
 
     def _last_warning(self, fields: str, *, reasons: Sequence[str] = ()) -> str:
-        """Return the message of the last warning with some field, and one of these reasons."""
+        """Return the message of the last warning with these fields, and with one of the reasons."""
         try:
             events, _ = self.api.list("Event", "", read=dict, fields=f"{fields},type=Warning")
         except ForbiddenError:

@@ -42,7 +42,7 @@ _MOST_OUTPUTS = 32
 _REST_S = 2.0
 _PENDING = "pending"
 _POD = "pod/"
-# Seconds that a pod must be pending before its events are read, and between two such reads.
+# Seconds for which a pod must be pending before its events are read, and between two reads.
 _EXPLAIN_S = 10.0
 USAGE_CODE = 2
 
@@ -234,8 +234,8 @@ class ClusterFollower:
         self._over = self._over or self._status.is_over
 
     def _explain(self, pending: Mapping[str, str]) -> None:
-        """Print why pods with a node do not begin, which only their events say, such as a missing
-        volume. The oldest pod of a role represents the others.
+        """Print why pods that have a node do not start, such as a missing volume. Only events
+        contain these reasons. The oldest pod of a role represents the others.
 
         Args:
             pending: names of pods by the names of their processes, the oldest of a role last.

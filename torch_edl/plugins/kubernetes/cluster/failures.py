@@ -139,7 +139,7 @@ def _forbidden(text: str, where: str) -> ClusterError:
     if _NOT_ADMITTED.search(text) and _NO_ACCOUNT not in text:
         fix = (
             "a policy of the namespace rejects it, such as a LimitRange, pod security or a "
-            "webhook; change what pods ask for (--worker-resources, --ps-resources, "
+            "webhook; change the resources of pods (--worker-resources, --ps-resources, "
             "--master-resources, where limits.cpu=4 sets a limit; --pod-template), or have the "
             "policy changed"
         )

@@ -100,7 +100,7 @@ class OwnJob:
             # The rights of the account are effective since begin().
             found = settled(lambda: self._api.get("ConfigMap", name), forbidden_s=0.0)
         except (ForbiddenError, MissingError) as error:
-            text = "kubectl drain will refuse the nodes of this job, whose pods have no controller"
+            text = "the pods of this job have no controller, so kubectl drain will need --force"
             log.warning("%s: %s", text, error)
             return names.owner(self._job, self._uid)
         return names.controller(self._job, found["metadata"]["uid"])
@@ -148,7 +148,7 @@ class OwnJob:
         try:
             found = self._api.get("Job", self._name)
         except ClusterError as error:
-            log.warning("%s; the job is not taken as stopped", error)
+            log.warning("cannot read whether a user stopped the job: %s", error)
             return False
         return names.STOP in (found["metadata"].get("annotations") or {})
 
@@ -166,8 +166,8 @@ class OwnJob:
                 self._delete_processes()
                 return
             if self._pod:
-                # A pod that its node ends, since the node shuts down, is not deleted, and the
-                # controller would take the next pod as one too many.
+                # If the node shuts down, this pod ends without being deleted, and the controller
+                # would remove the next pod as one too many.
                 with contextlib.suppress(MissingError):
                     self._api.delete("Pod", self._pod)
             self._api.create(self._next_pod(spec["template"]))
@@ -181,7 +181,7 @@ class OwnJob:
         try:
             found, _ = self._api.list("Pod", names.processes(self._job), read=_name_of)
         except ClusterError as error:
-            log.warning("the Job is suspended, and its pods stay without a master: %s", error)
+            log.warning("the Job is suspended, but its pods cannot be deleted: %s", error)
             return
         log.warning("the Job is suspended: deleting %d pods of the job", len(found))
 
@@ -191,7 +191,9 @@ class OwnJob:
             except MissingError:
                 pass
             except ClusterError as error:
-                log.warning("pod %s stays without a master: %s", pod, error)
+                log.warning(
+                    "pod %s cannot be deleted, and remains without a master: %s", pod, error
+                )
 
         with ThreadPoolExecutor(_PARALLEL) as threads:
             list(threads.map(delete, found))

@@ -211,11 +211,10 @@ def _files(job: str, code: Sequence[str]) -> Manifest:
 def _resources(wanted: Mapping[str, str], default: Mapping[str, str]) -> Manifest:
     """Return requests, and equal limits except for the CPU, unless a limit is given.
 
-    Unused processor time is free to use, and a limit would throttle a process that computes in
-    bursts.
+    A limit of the CPU would throttle a process that computes in bursts, even on an idle node.
 
     Args:
-        default: requests of a pod for which nothing is wanted.
+        default: requests of a pod for which the user names no resources.
     """
     if not wanted:
         return {"requests": dict(default)} if default else {}
