@@ -209,7 +209,7 @@ class Lifecycle:
 
         Args:
             lost: role of the process that was lost; empty if none was.
-            silent_s: seconds for which this process was not heard, or made no step.
+            silent_s: seconds without a heartbeat or a step of this process before the event.
         """
         if lost:
             self.outages.losses[lost] = self.outages.losses.get(lost, 0) + 1

@@ -12,7 +12,7 @@ from torch_edl.wire import master_pb2 as pb
 
 # Phases of a worker in its training loop, which makes a step or waits for one.
 _LOOP = frozenset({"training", "waiting", "reconnecting"})
-# A worker waits if it makes no step for this number of seconds, and of its usual steps.
+# A worker waits if it makes no step for these seconds, and for the usual time of these steps.
 _WAITS_S, _WAITS_STEPS = 3.0, 4
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing", loss=math.nan)
 
@@ -26,8 +26,8 @@ class Member:
     last_heartbeat: float
     """Time of the last message of the worker."""
     stepped_at: float
-    """Time of the last heartbeat that reported a step, or before which the worker was outside its
-    training loop."""
+    """Time of the last heartbeat that reported a step, or that followed a heartbeat from outside
+    the training loop."""
     step_s: float = 0.0
     """Seconds that a step of the worker usually takes; 0 before its first."""
     heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
@@ -58,8 +58,8 @@ class Member:
         self.stacks_asked = max(number, self.stacks_asked + (not number))
 
     def waits_s(self, now: float) -> float:
-        """Return the seconds for which a worker in its training loop has made no step; 0 if they
-        are not more than its steps usually take, and outside the loop."""
+        """Return the seconds for which a worker in its training loop has made no step; 0 outside
+        the loop, and while the time is not longer than its steps usually take."""
         since_s = now - self.stepped_at
         usual = since_s <= max(_WAITS_S, _WAITS_STEPS * self.step_s)
         return 0.0 if usual or self.heartbeat.phase not in _LOOP else since_s

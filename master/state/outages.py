@@ -23,7 +23,7 @@ class Outage:
     stalled_s: float | None = None
     """Seconds without a step; None before the next step."""
     heard: dict[int, float | None] = field(default_factory=dict)
-    """Workers that were heard after the disruption. The value is the time of the first report if
+    """Workers that reported after the disruption. The value is the time of the first report if
     it had new steps, and None if the worker has paused since."""
 
 
@@ -43,7 +43,7 @@ class Outages:
         self.stalled_s = 0.0
         """Seconds of all outages that are over; outages at the same time count once."""
         self._open: list[Outage] = []
-        self._span: tuple[float, float] | None = None  # of outages that overlap
+        self._span: tuple[float, float] | None = None  # (begin, end) of outages that overlap
         self._stepped_at: float | None = None
 
     def begin(self, time: float, now: float, *, silent_s: float = 0.0) -> None:

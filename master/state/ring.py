@@ -260,7 +260,7 @@ class Ring:
             self._lost = True
 
     def begin_training(self) -> None:
-        """Begin the rings of another model, without members. Their numbers continue."""
+        """Begin the rings of another model, without members. The numbers of rings continue."""
         assert not self.occupied
         self.current, self.finished = None, False
         self._asked, self._claims = {}, set()

@@ -178,7 +178,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _open(root: Path, option: str, flags: int) -> int:
     """Return the open file of the owner. The folder may be reached through a symbolic link. The
-    file may not be one: this module would overwrite the beginning of the file at its end.
+    file may not be a symbolic link: this module would overwrite the beginning of its target.
 
     Raises:
         UsageError: the name is that of a symbolic link, a folder, a pipe or a device.

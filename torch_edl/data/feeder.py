@@ -329,8 +329,9 @@ class Feeder:
             raise FeedError(f"the dataset of {self._name} {error}{where}") from error.__cause__
 
     def _read(self, items: Iterator[T], skip: int, lease: HeldLease) -> Iterator[T]:
-        """Yield the first minibatch of a dataset and those from number ``skip`` on, apart from
-        training, until one that is left out: it may end this process when it is read."""
+        """Yield the first minibatch of a dataset and those from number ``skip`` on, read apart from
+        training. The iterator ends before a minibatch that is left out, since reading it may end
+        this process."""
         end = lease.end - lease.start
         cuts = minibatch_cuts(end, self._config.data.batch_size)
         for number in itertools.chain([0] * bool(skip), itertools.count(skip)):

@@ -166,7 +166,7 @@ class TaskSpace:
             self._first.append(self._first[-1] + tasks_of(shard.records, records_per_task))
         self.tasks_per_epoch = self._first[-1]
         """Number of tasks of a full epoch; 0 if there are no records."""
-        # Records of last tasks of shards that are not full, by index in file order.
+        # Records of each last task of a shard that is not full, by its index in file order.
         self._uneven = {
             last - 1: shard.records - (last - 1 - first) * records_per_task
             for shard, (first, last) in zip(
@@ -282,8 +282,8 @@ class TaskSpace:
         return done
 
     def _order(self, epoch: int) -> tuple[Permutation, list[tuple[int, int]]]:
-        """Return the permutation of an epoch, and position and records of its last
-        tasks of shards that are not full."""
+        """Return the permutation of an epoch, and position and records of each last task of a
+        shard that is not full."""
         order = self._orders.get(epoch)
         if order is None:
             permutation = Permutation(self.tasks_per_epoch, self.seed, epoch)

@@ -171,7 +171,7 @@ class LeasedTasks:
                 if self._stopped:
                     raise RuntimeError("the task is no longer wanted")
                 return RecordTask(lease, self._prepare(lease))
-            except BaseException as error:  # else it would end the thread in silence
+            except BaseException as error:  # otherwise it would end the thread without a message
                 if is_interrupt(error):
                     raise
                 return TaskFailed(error, lease)

@@ -81,7 +81,7 @@ class TableWeight(nn.Parameter):
 
 
 class _TableGradient(torch.Tensor):
-    """The gradient of a table's weight, which knows when it is set to zero."""
+    """The gradient of a table's weight. Setting it to zero discards the gradients of the rows."""
 
     @classmethod
     def __torch_function__(

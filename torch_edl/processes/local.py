@@ -22,7 +22,7 @@ from torch_edl.processes.process_group import ChildGroup, GroupLeader
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # seconds between two looks at the number of processes killed for memory
+_LOOK_S = 1.0  # seconds between two reads of the number of processes killed for lack of memory
 _STOP_ALL_POLL_S = 0.02
 # Time to read the last output of ended processes, since their forked children may still write.
 _LAST_LINES_S = 1.0
@@ -109,7 +109,8 @@ class LocalLauncher:
         ended = []
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
-            # An end is noticed a moment after the kill: the count of the look before is compared.
+            # An end is noticed a moment after the kill, possibly after this read of the count, so
+            # the count is compared with that of the read before.
             self._oom_before, self._oom_kills = self._oom_kills, oom_kills()
             self._looked_at = now
         for (role, id), child in list(self._running.items()):

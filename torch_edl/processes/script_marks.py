@@ -1,7 +1,7 @@
 """Files by which the process of a script tells its agent what an exit code does not.
 
-They lie beside the error file that the launcher gave the process, so the agent finds them while the
-process runs and after any end.
+The files are beside the error file that the launcher gave the process, so the agent finds them
+while the process runs and after any end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _FAILING = "failing"
 class ScriptMarks:
     """The files of this process; without a master, there are none.
 
-    Exit code 0 alone does not show that a script came to its end: ``os._exit(0)`` in the middle of
-    a loop over a loader, or a script that catches an error of the loop and ends, has the same code.
-    A process that fails may need seconds to end, in which the other processes would train on.
+    Exit code 0 alone does not show that a script came to its end: the code is the same after
+    ``os._exit(0)`` in the middle of a loop over a loader, or if the script catches an error of the
+    loop and ends. A process that fails may need seconds to end, and until then, the other processes
+    would continue training.
     """
 
     def __init__(self) -> None:

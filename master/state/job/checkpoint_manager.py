@@ -279,7 +279,7 @@ class CheckpointManager:
 
         Args:
             newest: newest checkpoint of the training; empty if there is none.
-            loads: the training begins with the model of ``--load``.
+            loads: True if the training begins with the model of ``--load``.
         """
         self.named, self._load = newest, self._config.load if loads else ""
 

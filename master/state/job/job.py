@@ -256,8 +256,8 @@ class ManagedJob:
         self.apply_all(self.workforce.left(exit), now)
 
     def _died_by_itself(self, exit: ProcessExit, result: Gone | Failure | Note | None) -> bool:
-        """Return whether a worker was neither asked to leave, nor taken away, nor ended by the
-        master."""
+        """Return whether a worker ended although it was not asked to leave, preempted, or ended by
+        the master."""
         process = self.fleet.process(exit.role, exit.id)
         if exit.was_taken or process is None or process.lost or self.lifecycle.outcome is not None:
             return False

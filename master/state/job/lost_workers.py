@@ -55,7 +55,7 @@ class LostWorkers:
         return cost
 
     def blame(self, exit: ProcessExit, now: float, *, log: str) -> None:
-        """Count the death of a worker, which is not dropped yet, against the task it trained."""
+        """Count the death of a worker that is not dropped yet against the task that it trained."""
         match self._tasks.died(exit, now, log=log):
             case Note() as note:
                 self._lifecycle.note(note.level, note.text, now)
@@ -69,7 +69,7 @@ class LostWorkers:
 
         Args:
             shown: further text of the event.
-            silent_s: seconds for which the worker was not heard, or made no step.
+            silent_s: seconds without a heartbeat or a step of the worker before its loss.
         """
         member = self._members.get(event.worker)
         if event.ended_well is not None:

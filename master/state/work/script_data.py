@@ -135,8 +135,8 @@ class ScriptProgress:
         self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report their position
 
     def begin_training(self, *, again: bool) -> None:
-        """Begin the next training, whose members go on with the numbers of passes and records, or
-        an earlier one ``again``."""
+        """Begin the next training, whose members continue the numbers of passes and records; or
+        begin an earlier training ``again``."""
         if again:
             self.restore(None)
             self._steps_before = 0

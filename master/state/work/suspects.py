@@ -1,12 +1,13 @@
 """Tasks that workers held when they died: the records at which they died, and how often. Pure.
 
-A worker is killed for many reasons, and mostly another worker trains its tasks. A task that kills
-each worker is recognized in two steps. The tasks that a dead worker may have begun are suspects. A
-suspect is leased only to a worker that holds no other task, and this worker reports the records
-that it reads, feeds or computes before and after each step (``BeginTask``). A later death counts
-only if it happened within a step. A SIGKILL of unknown cause counts only if it came soon after the
-step began, since workers are also killed from outside: of workers that are killed at random, even
-of hundreds, hardly any three die soon after the same step of the same task began.
+A worker may be killed for many reasons, and usually another worker can train its tasks. A task that
+kills every worker is recognized in two steps. First, the tasks that a dead worker may have begun
+become suspects. Then, a suspect is leased only to a worker that holds no other task, and this
+worker reports the begin and the end of each step: the records that it reads, feeds or computes
+(``BeginTask``). A later death counts only if it happened within a step. A SIGKILL of unknown cause
+counts only if it came soon after the begin of the step, since workers are also killed from outside.
+Three random kills soon after the begin of the same step of the same task are very unlikely, even if
+hundreds of workers are killed.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Suspects:
         if step is None or (by_kill and now - suspect.since > _AT_ONCE_S):
             return None
         if suspect.died_at not in (None, step):
-            suspect.deaths = 0  # the task came beyond that point
+            suspect.deaths = 0  # the task got past that step
         suspect.deaths, suspect.died_at = suspect.deaths + 1, step
         return suspect
 

@@ -380,8 +380,8 @@ class Fleet(Roster):
             "spares": self.spares.to_state(),
             "next_id": self.starts.to_state(),
             "retired": self._retired,
-            # The rest of the time of processes that are to leave is counted from it. Without any,
-            # it stays the same: a state that differs in a time would be written every second.
+            # The remaining time of processes that must leave counts from this time. Without such
+            # processes it is a constant: a state with a new time would be written every second.
             "planned_at": self._planned_at if any(p.stop_by for p in self.alive()) else 0.0,
             "trained": self._deaths.trained,
             "agents": self.agents.to_state() if self.agents else None,

@@ -186,9 +186,9 @@ class Servers:
         return found
 
     def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[ServerProcess]:
-        """Return the servers that were not heard within the limit of their shard: pending ones that
-        no machine has room for, and starting ones that take over a shard. The first server of a
-        shard may start slowly, since the shard has no data yet; see :meth:`silent`."""
+        """Return the servers that sent no heartbeat within the limit of their shard: pending ones
+        that no machine has room for, and starting ones that take over a shard. The first server of
+        a shard may start slowly, since the shard has no data yet; see :meth:`silent`."""
         return [
             process
             for process in self

@@ -34,9 +34,9 @@ class WorkerLost:
     declared: bool = False
     """True if the worker hangs or does not answer; its process is killed."""
     exit: ProcessExit | None = None
-    """End of its process by itself; None if its end is unknown, or not its own."""
+    """How its process ended by itself; None if that is unknown, or if the master ended it."""
     log: str = ""
-    """Path of its log; empty if it has none."""
+    """Path of the log of its process; empty if there is none."""
 
 
 @dataclass(frozen=True)

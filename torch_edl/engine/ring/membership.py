@@ -35,7 +35,7 @@ _MAX_STEPS = 16
 
 UNAUTHORIZED = "no member has heard of the master lately"
 
-# Parts of the first records that are compared; a hash of its name gives the place of a part.
+# Slots for digests of parts of the first records; a hash of its name selects the slot of a part.
 _PARTS = 8
 # 32-bit checksums are sent as four bytes, so that sums over members are exact in float32.
 _SHIFTS = (0, 8, 16, 24)

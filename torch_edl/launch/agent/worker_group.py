@@ -125,7 +125,7 @@ class WorkerGroup:
 
     def heed_failures(self, *, grace_s: float, now: float) -> bool:
         """Stop the other workers if a worker fails and no restart is left; return True while the
-        process of that worker has not ended. Until then, the others would train on."""
+        process of that worker has not ended. Otherwise, the others would train until its end."""
         if self._policy.restarts < self._policy.max_restarts:
             return False
         running = self.workers.running

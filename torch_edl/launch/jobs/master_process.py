@@ -151,8 +151,8 @@ class MasterProcess:
         self._launcher.stop("master", 0, grace_s=grace_s)
 
     def wait(self, timeout_s: float, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Wait for the master to leave after the end of its job, and call ``meanwhile`` again and
-        again.
+        """Wait for the master to leave after the end of its job, and call ``meanwhile``
+        repeatedly.
 
         After this call, the master is not restarted, and the job is no longer watched.
         """

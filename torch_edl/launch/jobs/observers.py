@@ -61,7 +61,7 @@ class Observers:
         self._state = ""
         self._processes: dict[tuple[str, int, int], str] = {}
         self._event = 0
-        self._waits: dict[int, float] = {}  # workers without a step, since when
+        self._waits: dict[int, float] = {}  # start of the wait of each worker without a step
         self._evaluations: dict[int, bytes] = {}
         self._written = -math.inf
         self._newest = (0, "")

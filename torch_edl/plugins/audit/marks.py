@@ -65,9 +65,9 @@ def _of_tasks(manifest: Manifest, job: Replay, tasks: Tasks) -> str:
 
 
 def _candidates(manifest: Manifest, job: Replay, tasks: Tasks) -> set[int]:
-    """Return the tasks one of which differs if any task of the checkpoint differs from the ledger:
-    all that are done in part, the first that is not done before those that the model has, and the
-    first that is done and that the model does not have."""
+    """Return the tasks to compare: if the checkpoint differs from the ledger, it differs in one of
+    them. They are the tasks that are done in part, the first open task of the ledger that the
+    checkpoint has completely, and the first done task of the ledger that the checkpoint lacks."""
     marks = manifest.watermarks
     found = {*marks.offsets, *tasks.partly_done(job)}
     open, last = 0, tasks.total - 1

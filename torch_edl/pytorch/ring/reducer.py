@@ -105,8 +105,8 @@ class Reducer(GradientReducer):
             parameter.grad = gradient
 
     def not_finite(self, optimizer: torch.optim.Optimizer) -> bool:
-        # The members know from the sum whether to look at the gradients, which the script may have
-        # set to zero since.
+        # The sum tells the members whether to check their gradients again, which the script may
+        # have set to zero in the meantime.
         if not self._checks or self.phase not in (Phase.LOCAL, Phase.REDUCED):
             return False
         if self._group is not None and not self._infinite[0]:

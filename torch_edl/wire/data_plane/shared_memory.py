@@ -37,7 +37,7 @@ class ClientMemory:
 
     def __init__(self) -> None:
         self.core = _core.SharedMemory(_MEMORY_BYTES)
-        nonce = self.core.allocate(_NONCE_BYTES)  # kept, so that no frame gets this place
+        nonce = self.core.allocate(_NONCE_BYTES)  # never released, so no frame gets this place
         assert nonce is not None
         assert self.core.position(nonce) == 0
         nonce[:] = np.frombuffer(secrets.token_bytes(_NONCE_BYTES), np.uint8)

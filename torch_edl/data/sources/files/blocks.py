@@ -218,9 +218,9 @@ class BlockSource(ABC):
         return found
 
     def _with_partitions(self, records: Any) -> Any:
-        """Return records with the columns of their folders."""
+        """Return records with columns for the folders of their file."""
         if self._of_folders:
-            import pyarrow as pa  # loaded, since the records are a table
+            import pyarrow as pa  # already imported, since the records are a table
 
             for name, value in self._of_folders.items():
                 of_type = pa.int64() if isinstance(value, int) else pa.string()
