@@ -12,7 +12,7 @@ from torch_edl.wire import master_pb2 as pb
 
 # Phases of a worker in its training loop, which makes a step or waits for one.
 _LOOP = frozenset({"training", "waiting", "reconnecting"})
-# A worker waits if it makes no step for these seconds, and for the usual time of these steps.
+# A worker without a step waits above both limits: seconds, and multiples of its usual step.
 _WAITS_S, _WAITS_STEPS = 3.0, 4
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing", loss=math.nan)
 

@@ -18,7 +18,7 @@ _layers = logging.getLogger("torch_edl.layers")
 
 WITHOUT = (
     "let feed leave such records out, or replace the value (--on-nan skip leaves out whole "
-    "minibatches, in training alone)"
+    "minibatches, only in training)"
 )
 """Advice for an input that is not finite, in training or in an evaluation."""
 

@@ -3,10 +3,10 @@
 A worker may be killed for many reasons, and usually another worker can train its tasks. A task that
 kills every worker is recognized in two steps. First, the tasks that a dead worker may have begun
 become suspects. Then, a suspect is leased only to a worker that holds no other task, and this
-worker reports the begin and the end of each step: the records that it reads, feeds or computes
+worker reports the start and the end of each step: the records that it reads, feeds or computes
 (``BeginTask``). A later death counts only if it happened within a step. A SIGKILL of unknown cause
-counts only if it came soon after the begin of the step, since workers are also killed from outside.
-Three random kills soon after the begin of the same step of the same task are very unlikely, even if
+counts only if it came soon after the start of the step, since workers are also killed from outside.
+Three random kills soon after the start of the same step of the same task are very unlikely, even if
 hundreds of workers are killed.
 """
 
@@ -22,7 +22,7 @@ from torch_edl.wire import master_pb2 as pb
 # Tasks that a worker may have begun, oldest first: in training, prefetched by the engine, prepared,
 # and in preparation.
 _BEGUN = 4
-# Seconds after the begin of a step within which a SIGKILL of unknown cause counts.
+# Seconds after the start of a step within which a SIGKILL of unknown cause counts.
 _AT_ONCE_S = 1.0
 
 

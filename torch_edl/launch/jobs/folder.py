@@ -196,7 +196,7 @@ class MasterAddress:
     address: str
     pid: Count
     started: Count
-    """Start time of the process in clock ticks since boot, since pids are reused."""
+    """Start time of the process in clock ticks since boot; a pid alone may be reused."""
     token: str
     listen: str = ""
     """Interface and port to listen on, for a restarted master; empty if unknown."""

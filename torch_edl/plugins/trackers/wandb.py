@@ -80,7 +80,7 @@ class WeightsAndBiases(Tracker):
         if not (_is_offline() or _has_key()):
             raise UsageError(
                 f"--observe wandb={value}: no API key: run wandb login, set WANDB_API_KEY, or set "
-                "WANDB_MODE=offline and send the run later by wandb sync"
+                "WANDB_MODE=offline and upload the run later with wandb sync"
             )
         return value
 

@@ -13,7 +13,7 @@ _ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")
 
 def advice(error: BaseException) -> str:
     """Return what an error means and what to write, as a clause that begins with ``;``; empty for
-    errors that say so themselves."""
+    errors that need no advice."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"; {not_installed(error.name)}"
@@ -28,9 +28,8 @@ def advice(error: BaseException) -> str:
         free = total - now["machine_memory"]
         return (
             f"; that is {_gib(int(asked[1]))}, and this machine has {_gib(free)} free of "
-            f"{_gib(total)}: a large embedding is written "
-            "torch_edl.nn.Embedding(...), whose rows are on parameter servers and begin when an id "
-            "is first seen"
+            f"{_gib(total)}: write a large embedding as torch_edl.nn.Embedding(...), whose rows "
+            "are on parameter servers and are created when an id is first seen"
         )
     return ""
 

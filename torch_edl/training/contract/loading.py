@@ -28,7 +28,7 @@ FOR_ALL: Mapping[str, Signature] = {
 """Signatures that all backends have, by the documented name of the function."""
 
 OTHER_NAMES = ("elasticdl", "elasticai_api")
-"""Packages of ElasticDL, in whose place torch-edl has names of its own."""
+"""Packages of ElasticDL; torch-edl has other names for their contents."""
 
 PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
 """Names of the function or class that processes the outputs of a prediction."""
