@@ -196,7 +196,7 @@ class _ObserverThread(threading.Thread):
         self._observer, self._kind, self._value = _parts(text)
         super().__init__(name=f"observer {self._observer}", daemon=True)
         self._job = job
-        # Unbounded, because the begin and the end must fit; put() holds the limit.
+        # Unbounded, because the call of end() must fit; put() holds the limit.
         self._queue: queue.SimpleQueue[Callable[[Observer], None] | None] = queue.SimpleQueue()
         self._failing = False
         self._warned = False
