@@ -130,6 +130,16 @@ def _host(environment: Mapping[str, str]) -> Host | None:
     return platform.host(environment)
 
 
+def keeps_address(host: Host, earlier: MasterAddress | None, listens: str) -> bool:
+    """Return whether processes find a restarted master at the address that they know.
+
+    Args:
+        earlier: address of the earlier master; None if it is unknown here.
+        listens: ``host:port`` at which the restarted master listens.
+    """
+    return not host.asks and earlier is not None and earlier.listen == listens
+
+
 def _run_once(
     name: str,
     listen: str,
@@ -251,7 +261,11 @@ def _run_once(
         if config.metrics_port:
             exported.callback(export(service, config))
         if left is not None:
-            job.lifecycle.restarted(clock())  # processes can connect from now on
+            job.lifecycle.listens(
+                clock(),
+                same_address=keeps_address(host, earlier, service.listens),
+                heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
+            )
         fleet.starts.env.update({ENV_MASTER: host.address(name, address), ENV_TOKEN: token})
         if config.process_notice:
             fleet.starts.env[ENV_NOTICE] = config.process_notice

@@ -16,9 +16,11 @@ from torch_edl.wire import master_pb2 as pb
 # terminated, and a final checkpoint that is not written is dropped.
 LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
-# Seconds that a process has to find a restarted master, which may run on another machine. Processes
-# notice after 15 s that the old machine is gone, and the name server may return the old address for
-# 30 s.
+# Least seconds that a process has to find a restarted master. At the same address, it tries to
+# connect each second, and a heartbeat may take 5 s. If the master may run on another machine,
+# processes notice after 15 s that the old machine is gone, and the name server may return the old
+# address for 30 s.
+RECONNECT_WITHIN_S = 10.0
 RETURN_WITHIN_S = 60.0
 # Number of events that the log keeps.
 _EVENTS = 1000
@@ -172,7 +174,8 @@ class Lifecycle:
         """Number of records that were trained, then lost by a rollback."""
         self.updates_lost = 0
         """Number of updates that were lost in damaged records of journals, summed over servers."""
-        self._restarted_at = -math.inf
+        self._listened_at = -math.inf
+        self._found_by = -math.inf
         self._fell_from = 0  # records done before a rollback; 0 once counted
         self._began_at: float | None = None
         self._trained_at: float | None = None
@@ -219,15 +222,19 @@ class Lifecycle:
         """Add the lost processes and the outages to a status."""
         self.outages.describe(status, self._wall_offset_s)
 
-    def restarted(self, now: float) -> None:
-        """Begin the period in which the processes have yet to find the address of this master."""
-        self._restarted_at = now
-        self.disrupted(now)
+    def listens(self, now: float, *, same_address: bool, heartbeat_timeout_s: float) -> None:
+        """Begin the period in which the processes have yet to find a restarted master.
+
+        Args:
+            same_address: the master listens at the address of the earlier one.
+        """
+        least_s = RECONNECT_WITHIN_S if same_address else RETURN_WITHIN_S
+        self._listened_at, self._found_by = now, now + max(least_s, heartbeat_timeout_s)
 
     def counts_silence(self, heard_at: float, now: float) -> bool:
         """Return whether a process that was last heard at ``heard_at``, and exceeds its heartbeat
         timeout, is to be declared lost."""
-        return heard_at > self._restarted_at or now >= self._restarted_at + RETURN_WITHIN_S
+        return heard_at > self._listened_at or now >= self._found_by
 
     def paused(self, seconds: float) -> None:
         """Count the seconds for which the clock of the events stood still."""

@@ -25,8 +25,8 @@ from tests.faults.ring.plan import (
     random_plan,
 )
 
-# Of one schedule. Most take a twentieth of it on two quiet cores. One takes a minute more in which
-# a worker fails soon after the master: a new master declares none lost for that time.
+# Of one schedule. Most take a twentieth of it on two quiet cores. One takes ten seconds more in
+# which a worker fails soon after the master: it has this time to find the new master.
 LIMIT_S = 300.0
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)

@@ -73,6 +73,7 @@ class World(Said):
         per_pod: number of workers with neighbouring slots that share a pod.
         spec: declaration of the model file's preprocessing.
         state: state that an earlier master stored; None for a new job.
+        same_address: a restarted master listens where the earlier one did.
         fields: fields of CheckpointConfig, TrainConfig, DataConfig and ClusterConfig.
     """
 
@@ -94,6 +95,7 @@ class World(Said):
         resumed: Saved | None = None,
         evaluated: Sequence[Saved] = (),
         state: dict[str, Any] | None = None,
+        same_address: bool = False,
         now: float = 0.0,
         **fields: Any,
     ) -> None:
@@ -157,6 +159,10 @@ class World(Said):
         self._keepers: dict[int, int] = {}
         if state is not None:
             from_state(self.job, state, self.now)
+            timeout_s = self.config.cluster.heartbeat_timeout_s
+            self.job.lifecycle.listens(
+                self.now, same_address=same_address, heartbeat_timeout_s=timeout_s
+            )
         self.job.start(self.now)
         self.tick()
 

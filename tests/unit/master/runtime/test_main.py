@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from master.__main__ import Machine, keeps_address
 from master.runtime.store import SqliteStore
 from tests.unit.master.runtime.master_process import TOKEN, Master, alive, every_record, kept
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import Claim, run_id
+from torch_edl.interfaces.platform import Host
+from torch_edl.launch.jobs.folder import MasterAddress
+from torch_edl.plugins.kubernetes.master.host import ClusterHost
+from torch_edl.plugins.kubernetes.objects.job import ENV_JOB_UID
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -31,6 +36,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Master]]:
     yield make
     for master in made:
         master.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "earlier", "keeps"),
+    [
+        (Machine(""), "127.0.0.1:4000", True),
+        (Machine(""), "127.0.0.1:4001", False),
+        (Machine(""), None, False),
+        (ClusterHost({ENV_JOB_UID: "u"}), "127.0.0.1:4000", False),
+    ],
+    ids=["same", "another port", "unknown", "cluster"],
+)
+def test_processes_find_a_restarted_master_where_they_know_it(
+    host: Host, earlier: str | None, keeps: bool
+) -> None:
+    """The next master of a cluster listens at the same port, also on another machine."""
+    known = earlier and MasterAddress(address="", pid=1, started=1, token=TOKEN, listen=earlier)
+    assert keeps_address(host, known or None, "127.0.0.1:4000") is keeps
 
 
 def test_a_whole_job(start):

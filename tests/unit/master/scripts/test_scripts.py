@@ -9,7 +9,7 @@ import pytest
 
 from master.state.actions import Saved
 from master.state.calls import script_calls
-from master.state.lifecycle import RETURN_WITHIN_S
+from master.state.lifecycle import RECONNECT_WITHIN_S, RETURN_WITHIN_S
 from tests.unit.master.script_jobs import died, ring_of_two, script, torchrun
 from tests.unit.master.world import TIMEOUT_S, World
 from torch_edl.checkpoint.manifest import Manifest
@@ -138,8 +138,8 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     assert w.said("worker-0 declared lost: no heartbeat for 10 s")
 
 
-def ring_of_two_machines() -> World:
-    w = script(workers=4)
+def ring_of_two_machines(**fields: float) -> World:
+    w = script(workers=4, **fields)
     w.agent("a")
     w.agent("b")
     w.register(11, node="a")
@@ -161,6 +161,39 @@ def test_what_found_the_restarted_master_and_falls_silent_is_lost_as_ever() -> N
     w.tick(RETURN_WITHIN_S - TIMEOUT_S - 1)
     assert w.said("worker-0 declared lost")
     assert w.said("agent a declared lost")
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "within_s"), [(3.0, RECONNECT_WITHIN_S), (30.0, 30.0), (90.0, 90.0)]
+)
+def test_silence_after_a_restart_at_the_same_address_counts_as_ever(
+    timeout_s: float, within_s: float
+) -> None:
+    """A worker that froze with the master holds its ring no longer than at any other time."""
+    w = ring_of_two_machines(heartbeat_timeout_s=timeout_s)
+    w = w.restart(now=1000.0, same_address=True)
+    w.tick(within_s - 1)
+    w.beat(1)
+    w.agent("b")
+    assert not w.said("declared lost")
+    w.tick(1)
+    assert w.said(f"worker-0 declared lost: no heartbeat for {timeout_s:g} s")
+    assert w.said("agent a declared lost")
+    assert w.said("declared lost") == 2, "worker-1 and agent b were heard"
+    assert w.beat(1).broken_ring == 1
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_each_restarted_master_gives_processes_the_time_of_its_own_address(moved: bool) -> None:
+    """Nothing of the earlier master counts: neither its address nor what is left of its time."""
+    w = ring_of_two_machines()
+    w = w.restart(now=1000.0, same_address=moved)
+    w.tick(TIMEOUT_S - 1)
+    w = w.restart(same_address=not moved)
+    w.tick((RETURN_WITHIN_S if moved else TIMEOUT_S) - 1)
+    assert not w.said("declared lost")
+    w.tick(1)
+    assert w.said("worker-0 declared lost")
 
 
 # ---- agents ----

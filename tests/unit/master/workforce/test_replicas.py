@@ -97,6 +97,15 @@ def test_servers_have_time_to_find_a_master_that_was_restarted() -> None:
     assert after.job.lifecycle.rollbacks == 0
 
 
+def test_a_server_that_does_not_find_a_master_at_the_same_address_is_lost() -> None:
+    after = world(2).restart(now=1000.0, same_address=True)
+    after.silent = {1}
+    after.tick(TIMEOUT_S - 1.0)
+    assert not after.said("declared lost")
+    after.tick(1.0)
+    assert after.said("ps-1 declared lost")
+
+
 def test_a_server_that_found_the_restarted_master_has_no_more_time_than_others() -> None:
     after = world(2).restart(now=1000.0)
     after.tick(1.0)
