@@ -104,7 +104,8 @@ class KerasReplica:
 
     def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
         source = CheckpointReader(folder, values_only=values_only, on_servers=False)
-        load_values(self._trained, source, folder)
+        with layout.reading(folder):
+            load_values(self._trained, source, folder)
         for rows in self._trained.local_rows():
             rows.restore(source)
         if not layout.is_checkpoint(folder) or values_only:

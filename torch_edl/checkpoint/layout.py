@@ -24,7 +24,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +197,26 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             got = None
         if got != size:
             raise CheckpointError(f"{path}: {got} bytes, the manifest says {size}; it is damaged")
+
+
+@contextlib.contextmanager
+def reading(directory: Path) -> Iterator[None]:
+    """Report the cause of errors in the ``with`` block if the checkpoint that it reads has been
+    removed: a running job prunes its checkpoints, and other jobs may have chosen one of them.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint any more.
+    """
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        if _NAME.fullmatch(directory.name) is None or is_checkpoint(directory):
+            raise
+        raise CheckpointError(
+            f"{directory}: the checkpoint was removed after it had been chosen; a running job "
+            "keeps only its newest checkpoints: keep more of them there (--keep-checkpoints), or "
+            "name the --output of that job"
+        ) from error
 
 
 def newest(root: str | Path) -> Path | None:

@@ -212,15 +212,17 @@ class CheckpointReader:
         self._dense: list[Path] = []
         self.tables: dict[str, SavedTable] = {}
         """Saved tables by name."""
-        if layout.is_checkpoint(directory):
-            self._open_checkpoint(directory, shard, shards)
-        elif (directory / layout.EXPORTED_MODEL).exists():
-            self._open_export(directory)
-        else:
-            raise CheckpointError(
-                f"{directory}: neither a checkpoint ({layout.MANIFEST}) nor an exported model "
-                "(model.safetensors) is there"
-            )
+        self._directory = directory
+        with layout.reading(directory):
+            if layout.is_checkpoint(directory):
+                self._open_checkpoint(directory, shard, shards)
+            elif (directory / layout.EXPORTED_MODEL).exists():
+                self._open_export(directory)
+            else:
+                raise CheckpointError(
+                    f"{directory}: neither a checkpoint ({layout.MANIFEST}) nor an exported model "
+                    "(model.safetensors) is there"
+                )
 
     def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
         self.manifest = layout.read(directory)
@@ -282,8 +284,9 @@ class CheckpointReader:
     def dense(self) -> dict[str, tensor_files.Array]:
         """Return dense parameters, slots and steps of all shards by name."""
         values: dict[str, tensor_files.Array] = {}
-        for path in self._dense:
-            values.update(tensor_files.read(path))
+        with layout.reading(self._directory):
+            for path in self._dense:
+                values.update(tensor_files.read(path))
         if not self._has_slots:
             slots = {name for name in values if name.rpartition("@")[0] in values}
             return {name: v for name, v in values.items() if name not in slots}
@@ -316,31 +319,34 @@ class CheckpointReader:
         begins = saved.info["initializer"]
         trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
         table = EmbeddingTable(trained, saved.info["seed"], optimizers, info, self._shards)
-        for path, counts in saved.counts():
-            mine = np.flatnonzero(_core.owner(counts.ids, self._shards) == self._shard)
-            counted = AdmissionCounts(
-                counts.ids[mine], counts.count[mine], np.minimum(counts.last_used[mine], saved.step)
-            )
-            try:
-                table.load_counts(counted)
-                table.fit()
-            except (ValueError, IndexError) as error:
-                raise CheckpointError(f"{path}: its ids do not fit: {error}") from error
-        for path, rows in saved.rows():
-            mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
-            part = TableRows(
-                rows.ids[mine],
-                rows.vectors[mine],
-                rows.slots[mine],
-                # With values only, updates count from 0, and each row was last used at 0.
-                np.minimum(rows.last_used[mine], saved.step),
-                rows.count[mine],
-            )
-            try:
-                table.load(part, saved.slot_names)
-                table.fit()
-            except (ValueError, IndexError) as error:
-                raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
+        with layout.reading(self._directory):
+            for path, counts in saved.counts():
+                mine = np.flatnonzero(_core.owner(counts.ids, self._shards) == self._shard)
+                counted = AdmissionCounts(
+                    counts.ids[mine],
+                    counts.count[mine],
+                    np.minimum(counts.last_used[mine], saved.step),
+                )
+                try:
+                    table.load_counts(counted)
+                    table.fit()
+                except (ValueError, IndexError) as error:
+                    raise CheckpointError(f"{path}: its ids do not fit: {error}") from error
+            for path, rows in saved.rows():
+                mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
+                part = TableRows(
+                    rows.ids[mine],
+                    rows.vectors[mine],
+                    rows.slots[mine],
+                    # With values only, updates count from 0, and each row was last used at 0.
+                    np.minimum(rows.last_used[mine], saved.step),
+                    rows.count[mine],
+                )
+                try:
+                    table.load(part, saved.slot_names)
+                    table.fit()
+                except (ValueError, IndexError) as error:
+                    raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
         table.resume_at(saved.step)
         return table
 

@@ -223,12 +223,13 @@ class Replica:
         )
         own = {module.table for module in self.tables}
         whole = layout.is_checkpoint(folder) and not values_only
-        if whole:
-            self.load(read(folder, own), folder)
-        elif loads_optimizer:
-            self._load_with_optimizer(read(folder, own), folder)
-        else:
-            self.load_model(read_model(folder, own), folder)
+        with layout.reading(folder):
+            if whole:
+                self.load(read(folder, own), folder)
+            elif loads_optimizer:
+                self._load_with_optimizer(read(folder, own), folder)
+            else:
+                self.load_model(read_model(folder, own), folder)
         for module in self.tables:
             if module.local_rows is None:
                 continue

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 import torch_edl
-from torch_edl.checkpoint import layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.tensor_files import MODEL_FILE, OPTIMIZER_FILE
@@ -303,6 +303,51 @@ def test_tables_of_this_process_are_restored_with_their_slots(tmp_path: Path) ->
     train(model, optimizer, [1, 2, 3])
     assert torch.equal(kept.state_dict()["bounded.weight"], model.state_dict()["bounded.weight"])
     assert torch.equal(kept.dense.weight, model.dense.weight)
+
+
+@pytest.mark.parametrize("moment", ["before", "before the model's file", "before the tables"])
+def test_a_checkpoint_that_its_job_prunes_while_another_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    model, optimizer, replica = rows_and_optimizer(1)
+    train(model, optimizer, [1, 2])
+    state = replica.copy()
+
+    def save(steps: int) -> Path:
+        def write(folder: Path) -> Manifest:
+            return Manifest(
+                job="", strategy="local", steps=steps, files=replicas.write(state, folder)
+            )
+
+        return layout.save(tmp_path, steps, write)[0]
+
+    def prune() -> None:
+        layout.prune(save(2), keep=1)
+
+    chosen = save(1)
+    removed = pytest.raises(
+        CheckpointError, match=f"{chosen}: the checkpoint was removed after .*--keep-checkpoints"
+    )
+    if moment == "before":
+        prune()
+        with removed:
+            CheckpointReader(chosen, values_only=True)
+    elif moment == "before the tables":
+        source = CheckpointReader(chosen, values_only=True)
+        prune()
+        assert model.bounded.local_rows is not None
+        with removed:
+            model.bounded.local_rows.restore(source)
+    else:
+        read_tensors = tensor_files.read_tensors
+
+        def after_prune(path: Path, *names: Any) -> Any:
+            prune()
+            return read_tensors(path, *names)
+
+        monkeypatch.setattr(tensor_files, "read_tensors", after_prune)
+        with removed:
+            replica.restore(chosen, values_only=True)
 
 
 def test_the_state_of_an_optimizer_without_its_options(tmp_path: Path) -> None:
