@@ -201,11 +201,11 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """Report the cause of errors in the ``with`` block if the checkpoint that it reads has been
+    """Return a context that names the cause of an error if the checkpoint that is read in it was
     removed: a running job prunes its checkpoints, and other jobs may have chosen one of them.
 
     Raises:
-        CheckpointError: the folder is no checkpoint any more.
+        CheckpointError: the folder is no longer a checkpoint.
     """
     try:
         yield
