@@ -21,6 +21,16 @@ _OURS = re.compile(
 )
 # Informative lines of gRPC's C++ core, and the warning before the first of them.
 _CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
+# C++ stacks below the reports of torch's process groups, about 30 lines for a lost member.
+_STACK = re.compile(
+    r"Exception raised from \w+ at \S*/c10d/\S+ \(most recent call first\):"
+    r"|frame #\d+: .* \(0x[0-9a-f]+ in .*\)$"
+    r"|<omitting python frames>$"
+)
+# Such a report, after the time (which older versions of torch leave out).
+_GROUP = re.compile(
+    r"(\[rank\d+\]:)?\[[IWE][\d:. ]*(ProcessGroup\w*|NCCLUtils|TCPStore\w*|socket)\.[ch]pp:\d+\] "
+)
 _LAYERS = "torch_edl.layers"
 # Failed tasks are shown by the master, with the number of failures.
 _TOLD_BY_MASTER = ("torch_edl.training.one_off", "ERROR")
@@ -44,19 +54,22 @@ class EventLine(TypedDict):
 
 
 def is_chatter(line: str) -> bool:
-    """Return True for an informative line of gRPC's core."""
-    return _CORE.match(line) is not None
+    """Return True for an informative line of gRPC's core, or a C++ stack of torch's process
+    groups."""
+    return any(kind.match(line) for kind in (_CORE, _STACK))
 
 
 def shown(line: str, *, own: bool = True) -> str | None:
     """Return the text to show in a terminal for a line; None to hide the line.
 
     Output of the user's code is shown unchanged. Of the log lines of torch-edl, warnings, errors
-    and the statistics of ``--log-layers`` are shown, unless ``own`` is False.
+    and the statistics of ``--log-layers`` are shown, unless ``own`` is False. Reports of torch's
+    process groups are hidden: torch-edl logs why a ring broke.
     """
     ours = _OURS.match(line)
     if ours is None:
-        return None if is_chatter(line) or not line.strip() else line
+        is_hidden = is_chatter(line) or _GROUP.match(line) or not line.strip()
+        return None if is_hidden else line
     level, logger, text = ours["level"], ours["logger"], ours["text"]
     is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
     if (is_own and not own) or (logger, level) == _TOLD_BY_MASTER:

@@ -4,7 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.launch.jobs.logs import WholeLines, last_error, last_lines, shown, shown_lines
+from torch_edl.launch.jobs.logs import (
+    WholeLines,
+    is_chatter,
+    last_error,
+    last_lines,
+    shown,
+    shown_lines,
+)
+
+# Reports of torch's process groups about a lost member, from jobs on GPUs; ends are cut.
+GROUP_LINES = """\
+[rank1]:[E626 06:24:44.903881913 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective
+[rank3]:[W602 11:18:52.489301002 ProcessGroupNCCL.cpp:2111] [PG ID 1 PG GUID 1 Rank 3] timed out
+[rank1]:[W1229 22:06:38.558655037 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67)
+[rank0]:[E ProcessGroupNCCL.cpp:583] [Rank 0] To avoid data inconsistency, we are taking the
+[E1129 09:56:24.098387554 socket.cpp:1028] [c10d] The client socket has timed out after 2000ms"""
+STACK_LINES = """\
+Exception raised from sendBytes at /pytorch/torch/csrc/distributed/c10d/Utils.hpp:653 (most recent \
+call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f3b6d41df86 in \
+/usr/local/lib/python3.10/dist-packages/torch/lib/libc10.so)
+frame #4: <unknown function> + 0xd6df4 (0x7f3bca9d5df4 in /usr/lib/libstdc++.so.6)
+<omitting python frames>"""
+CAUSES = """\
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated
+[W1129 10:02:40.713349733 Module.cpp:206] symbolizing C++ stack trace for exception
+RuntimeError: inconsistent tensor size, expected tensor [2] and src [3]
+Exception raised from dot_check at /pytorch/aten/src/ATen/native/Blas.cpp:155 (most recent call \
+first):
+#4 at::native::dot_check(at::Tensor const&, at::Tensor const&) from Blas.cpp:0
+frame #3 of the video: skipped"""
 
 
 @pytest.mark.parametrize(
@@ -28,6 +58,19 @@ from torch_edl.launch.jobs.logs import WholeLines, last_error, last_lines, shown
 )
 def test_which_lines_reach_the_terminal(line: str, expected: str | None) -> None:
     assert shown(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "in_a_job", "in_a_script"),
+    [(GROUP_LINES, False, True), (STACK_LINES, False, False), (CAUSES, True, True)],
+)
+def test_reports_of_process_groups_stay_in_the_log(
+    lines: str, in_a_job: bool, in_a_script: bool
+) -> None:
+    """The rings of a model file are ours. A script may have a process group of its own, and then
+    only the report names the cause of a failure."""
+    for line in lines.splitlines():
+        assert (shown(line) == line, not is_chatter(line)) == (in_a_job, in_a_script), line
 
 
 def test_without_our_own_lines_those_of_the_user_stay() -> None:
