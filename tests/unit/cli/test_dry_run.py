@@ -39,8 +39,13 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_the_plan(
-    net: Path, csv_file: Path, home: Path, capsys: pytest.CaptureFixture[str]
+    net: Path,
+    csv_file: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # lines in a file are not wrapped
     words = f"run {net} --data {csv_file} --dry-run --epochs 2 --records-per-task 2 --ps 2"
     assert main(words.split()) == 0
     plan = rows(capsys.readouterr().out)
