@@ -5,7 +5,7 @@ See :mod:`torch_edl.checkpoint.tensor_files` for the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -248,7 +248,7 @@ class CheckpointReader:
         about = tensor_files.metadata(path)
         try:
             name, info = about["table"], parse(about["info"], TableInfo)
-            slots, step = parse(about["slots"], list[str]), int(about["step"])
+            slots, step = parse(about["slots"], list[str]), parse(about["step"], Count)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: not a part of a table: {error}; the file is damaged: use another "
@@ -286,9 +286,7 @@ class CheckpointReader:
         values: dict[str, tensor_files.Array] = {}
         with layout.reading(self._directory):
             for path in self._dense:
-                found = tensor_files.read(path)
-                values.update(_common_step(path, found))
-                values.update(found)
+                values.update(tensor_files.read_dense(path))
         if not self._has_slots:
             slots = {name for name in values if name.rpartition("@")[0] in values}
             return {name: v for name, v in values.items() if name not in slots}
@@ -361,16 +359,3 @@ def _require_name(table: str, path: Path) -> None:
             f"{path}: a table with the name {table!r}, which no table can have; the file was "
             "changed, use another checkpoint"
         )
-
-
-def _common_step(path: Path, names: Iterable[str]) -> dict[str, tensor_files.Array]:
-    """Return ``NAME@step`` of each dense parameter in a file of an earlier version, whose header
-    has one number of updates for all of them; empty for other files."""
-    about = tensor_files.metadata(path)
-    if "step" not in about:
-        return {}
-    try:
-        step = np.array(parse(about["step"], Count))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: the number of updates: {error}") from None
-    return {f"{name}@step": step for name in names if "@" not in name}

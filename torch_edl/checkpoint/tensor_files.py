@@ -12,6 +12,7 @@ shards. If writing fails, the creator of the folder removes it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -173,25 +174,50 @@ def write(
         return file.tell()
 
 
+@dataclass(frozen=True)
+class _Header:
+    """The checked header of a file."""
+
+    metadata: dict[str, str]
+    crcs: dict[str, int]
+    """Checksums of tensors, by name; empty if the file has none."""
+    entries: dict[str, _Entry]
+    data: int
+    """Position of the data in the file."""
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, _Header]]:
+    """Return a context with an open file and its header.
+
+    Raises:
+        CheckpointError: the file is missing, not a safetensors file, its header has changed, or an
+            error occurred while it was read.
+    """
+    try:
+        with safe_open(path, "np") as checked:  # offsets and sizes
+            about = checked.metadata() or {}
+        crc = about.pop(_HEADER_CRC, None)
+        with open(path, "rb") as file:
+            entries, data = _entries(file)
+            described = {name: (each["dtype"], each["shape"]) for name, each in entries.items()}
+            if crc is not None and _header_crc(described, about) != crc:
+                raise _damaged(path, "the header")
+            crcs = parse(about.get(_CRC, "{}"), dict[str, Count])
+            yield file, _Header(about, crcs, entries, data)
+    except (SafetensorError, OSError, ValueError) as error:
+        text = str(error)[:_SHOWN_CHARACTERS]  # safetensors quotes wrong values whole
+        raise CheckpointError(f"{path}: cannot be read: {text}; it is damaged") from None
+
+
 def metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a file, without its tensors.
 
     Raises:
         CheckpointError: the file is missing, not a safetensors file, or its header has changed.
     """
-    try:
-        with safe_open(path, "np") as checked:  # offsets and sizes
-            about = checked.metadata() or {}
-        if (crc := about.pop(_HEADER_CRC, None)) is not None:
-            with open(path, "rb") as file:
-                entries, _ = _entries(file)
-            described = {name: (each["dtype"], each["shape"]) for name, each in entries.items()}
-            if _header_crc(described, about) != crc:
-                raise _damaged(path, "the header")
-        return about
-    except (SafetensorError, OSError, ValueError) as error:
-        text = str(error)[:_SHOWN_CHARACTERS]  # safetensors quotes wrong values whole
-        raise CheckpointError(f"{path}: cannot be read: {text}; it is damaged") from None
+    with _opened(path) as (_, header):
+        return header.metadata
 
 
 def _header_crc(described: Mapping[str, Sequence[Any]], metadata: Mapping[str, str]) -> str:
@@ -206,26 +232,25 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         CheckpointError: the file is missing, not a safetensors file, or its bytes have changed.
     """
-    crcs = _crcs(path)
+    return _read(path, names)[1]
+
+
+def _read(path: Path, names: Collection[str] | None) -> tuple[_Header, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
-    try:
-        with open(path, "rb") as file:
-            entries, data = _entries(file)
-            for name, entry in entries.items():
-                if names is not None and name not in names:
-                    continue
-                start, stop = entry["data_offsets"]
-                file.seek(data + start)
-                content = np.fromfile(file, np.uint8, stop - start)
-                tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), content)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
-    for name, crc in crcs.items():
+    with _opened(path) as (file, header):
+        for name, entry in header.entries.items():
+            if names is not None and name not in names:
+                continue
+            start, stop = entry["data_offsets"]
+            file.seek(header.data + start)
+            content = np.fromfile(file, np.uint8, stop - start)
+            tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), content)
+    for name, crc in header.crcs.items():
         if names is not None and name not in names:
             continue
         if name not in tensors or crc32(tensors[name].content.data) != crc:
             raise _damaged(path, name)
-    return tensors
+    return header, tensors
 
 
 def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float32]]:
@@ -235,34 +260,22 @@ def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float
     Raises:
         CheckpointError: the file has no such matrix, or is damaged.
     """
-    expected, crc = _crcs(path).get(name), 0
-    try:
-        with open(path, "rb") as file:
-            entries, data = _entries(file)
-            entry = entries[name]
-            count, dim = entry["shape"]
-            if entry["dtype"] != "F32":
-                raise CheckpointError(f"{path}: {name} has the type {entry['dtype']}, not F32")
-            file.seek(data + entry["data_offsets"][0])
-            for start in range(0, count, rows):
-                size = min(rows, count - start)
-                piece = np.fromfile(file, np.float32, size * dim).reshape(size, dim)
-                crc = crc32(piece.data, crc)
-                yield piece
-    except KeyError as error:
-        raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
-    if expected not in (None, crc):
+    crc = 0
+    with _opened(path) as (file, header):
+        if name not in header.entries:
+            raise CheckpointError(f"{path}: no tensor {name!r}; it is damaged")
+        entry = header.entries[name]
+        count, dim = entry["shape"]
+        if entry["dtype"] != "F32":
+            raise CheckpointError(f"{path}: {name} has the type {entry['dtype']}, not F32")
+        file.seek(header.data + entry["data_offsets"][0])
+        for start in range(0, count, rows):
+            size = min(rows, count - start)
+            piece = np.fromfile(file, np.float32, size * dim).reshape(size, dim)
+            crc = crc32(piece.data, crc)
+            yield piece
+    if header.crcs.get(name, crc) != crc:
         raise _damaged(path, name)
-
-
-def _crcs(path: Path) -> dict[str, int]:
-    about = metadata(path)  # also checks the header
-    try:
-        return parse(about.get(_CRC, "{}"), dict[str, Count])
-    except ValueError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
 
 
 def _entries(file: BinaryIO) -> tuple[dict[str, _Entry], int]:
@@ -285,8 +298,12 @@ def read(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
     Raises:
         CheckpointError: the file is damaged, or a tensor has a type that numpy does not have.
     """
+    return _arrays(path, read_tensors(path, names))
+
+
+def _arrays(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
-    for name, tensor in read_tensors(path, names).items():
+    for name, tensor in tensors.items():
         if tensor.dtype == "BF16":  # the upper half of a float32
             halves = tensor.content.view("<u2").astype(np.uint32)
             arrays[name] = (halves << 16).view(np.float32).reshape(tensor.shape)
@@ -323,6 +340,26 @@ def write_shard(
     sizes[path.name] = write(path, values, {}, steadily=steadily)
     after_file(path)
     return sizes
+
+
+def read_dense(path: Path) -> dict[str, Array]:
+    """Return the dense parameters, slots and steps in a file by name.
+
+    The header of a file of an earlier version has one number of updates for all parameters, which
+    is returned as the step of each.
+
+    Raises:
+        CheckpointError: the file is damaged; see :func:`read`.
+    """
+    header, tensors = _read(path, None)
+    values = _arrays(path, tensors)
+    if "step" not in header.metadata:
+        return values
+    try:
+        step = np.array(parse(header.metadata["step"], Count))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the number of updates: {error}") from None
+    return {f"{name}@step": step for name in values if "@" not in name} | values
 
 
 def write_tables(

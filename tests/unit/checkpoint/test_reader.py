@@ -11,11 +11,10 @@ import safetensors.torch
 import torch
 from safetensors.numpy import save_file
 
-from torch_edl.checkpoint import layout
+from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.export import write_metadata, write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.tensor_files import write_tables
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, apply_all
@@ -98,6 +97,14 @@ DAMAGED: dict[str, object] = {
 """Descriptions of a table that once were a KeyError or a TypeError."""
 
 
+def checkpoint_of(path: Path) -> Path:
+    """Return the folder of a file, sealed as a checkpoint of this file."""
+    (path.parent / layout.MANIFEST).unlink(missing_ok=True)
+    manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
+    layout.seal(path.parent, Manifest(**manifest, files={path.name: path.stat().st_size}))
+    return path.parent
+
+
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_description_of_a_table_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / "shard-0-of-1.table-0.safetensors"
@@ -106,11 +113,7 @@ def test_a_damaged_description_of_a_table_is_named(tmp_path: Path, name: str) ->
         about = {"table": "t", "info": json.dumps(info), "slots": "[]", "step": "0"}
         rows = {"ids": np.arange(2), "vectors": np.zeros((2, 2), np.float32)}
         save_file(rows, path, about)
-        (tmp_path / layout.MANIFEST).unlink(missing_ok=True)
-        sizes = {path.name: path.stat().st_size}
-        manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
-        layout.seal(tmp_path, Manifest(**manifest, files=sizes))
-        return CheckpointReader(tmp_path)
+        return CheckpointReader(checkpoint_of(path))
 
     def export(info: object) -> CheckpointReader:
         folder = tmp_path / "export"
@@ -124,6 +127,54 @@ def test_a_damaged_description_of_a_table_is_named(tmp_path: Path, name: str) ->
         problem = r"part of a table: .*damaged|tables\.t.*export it again"
         with pytest.raises(CheckpointError, match=problem):
             read(DAMAGED[name])
+
+
+WRONG_STEPS = ["", "two", "1.5", "-1", "1_000", "9" * 20, "9" * 5000, "[1]", "null"]
+
+
+@pytest.mark.parametrize("step", WRONG_STEPS)
+def test_a_wrong_number_of_updates_is_an_error_that_names_the_file(
+    tmp_path: Path, step: str
+) -> None:
+    table = tmp_path / "shard-0-of-1.table-0.part-0.safetensors"
+    rows = {"ids": np.arange(2), "vectors": np.zeros((2, 2), np.float32)}
+    save_file(rows, table, {"table": "t", "info": json.dumps(INFO), "slots": "[]", "step": step})
+    with pytest.raises(CheckpointError, match=f"{table}: not a part of a table: "):
+        CheckpointReader(checkpoint_of(table))
+    dense = tmp_path / "shard-0-of-1.dense.safetensors"  # as earlier versions wrote it
+    save_file({"a": np.zeros(3, np.float32)}, dense, {"step": step})
+    reader = CheckpointReader(checkpoint_of(dense))
+    with pytest.raises(CheckpointError, match=f"{dense}: the number of updates: "):
+        reader.dense()
+
+
+def test_the_step_of_a_file_of_an_earlier_version_is_that_of_each_of_its_parameters(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shard-0-of-1.dense.safetensors"
+    weight = np.zeros(3, np.float32)
+    save_file({"a": weight, "a@momentum": weight, "b": weight}, path, {"step": "7"})
+    values = CheckpointReader(checkpoint_of(path)).dense()
+    assert {name: int(value) for name, value in values.items() if "@step" in name} == {
+        "a@step": 7,
+        "b@step": 7,
+    }
+
+
+def test_a_file_of_dense_values_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shard-0-of-1.dense.safetensors"
+    tensor_files.write(path, {"a": np.zeros(3, np.float32)}, {})
+    reader, opened, safe_open = CheckpointReader(checkpoint_of(path)), [], safetensors.safe_open
+
+    def open_file(path: Path, framework: str) -> object:
+        opened.append(path)
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(tensor_files, "safe_open", open_file)
+    assert "a" in reader.dense()
+    assert opened == [path]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +201,7 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     update(old, 195, 1)
     update(old, 5, 1, 2)
     old.core.begin_snapshot()
-    sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
+    sizes = tensor_files.write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
     manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
     layout.seal(tmp_path, Manifest(**manifest, files=sizes))
     source = CheckpointReader(tmp_path, values_only=values_only, optimizer=optimizer)
