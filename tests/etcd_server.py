@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -17,6 +14,7 @@ import pytest
 
 from tests.debian_package import require_package
 from tests.waiting import HANG_S
+from torch_edl.wire.endpoint import free_port
 
 
 def require_etcd() -> None:
@@ -38,7 +36,7 @@ class Etcd:
         self._folder = folder
         self.url_scheme = "https" if tls else "http"
         self._context = _certified(folder) if tls else None
-        self._client, self._peer = _free_port(), _free_port()
+        self._client, self._peer = free_port(), free_port()
         self.endpoint = f"127.0.0.1:{self._client}"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -124,11 +122,3 @@ def _certified(folder: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     context.load_cert_chain(folder / "client.pem", folder / "client.key")
     return context
-
-
-def _free_port() -> int:
-    """Below the ports that the kernel gives away by itself: it is free after a restart, too."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

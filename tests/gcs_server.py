@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.object_server import ObjectServer, free_port, require_packages
+from tests.object_server import ObjectServer, require_packages
+from torch_edl.wire.endpoint import free_port
 
 
 def require_gcs() -> None:

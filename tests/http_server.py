@@ -14,7 +14,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tests.object_server import ObjectServer, free_port
+from tests.object_server import ObjectServer
+from torch_edl.wire.endpoint import free_port
 
 _FOLDER = "EDL_TEST_HTTP_FOLDER"
 

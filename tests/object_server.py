@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -25,13 +24,6 @@ def require_packages(names: Sequence[str]) -> None:
     if missing and not os.environ.get("CI"):
         pytest.skip(f"not installed: pip install {' '.join(missing)}")
     assert not missing, missing
-
-
-def free_port() -> int:
-    """A port on loopback that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 class ObjectServer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.debian_package import require_package
+from torch_edl.wire.endpoint import free_port
 
 USER, PASSWORD = "edl", "s3cret/pass@word"
 
@@ -46,8 +46,7 @@ class Postgres:
              "-A", "scram-sha-256", "-U", USER, "--pwfile", str(password), "--no-sync"],
             check=True, capture_output=True, cwd="/",
         )  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.start()
 
     @property

@@ -7,7 +7,8 @@ import signal
 import urllib.request
 from pathlib import Path
 
-from tests.object_server import ObjectServer, free_port, require_packages
+from tests.object_server import ObjectServer, require_packages
+from torch_edl.wire.endpoint import free_port
 
 
 def require_s3() -> None:

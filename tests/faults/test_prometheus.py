@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.debian_package import require_package
 from tests.faults.conftest import TASKS, ModelJob
-from tests.object_server import free_port
 from tests.waiting import HANG_S, wait_for
 from torch_edl.plugins import prometheus
+from torch_edl.wire.endpoint import free_port
 
 _ALERTS = Path(prometheus.__file__).with_name("assets") / "alerts.yaml"
 _CONFIG = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import random
 import socket
 
 from torch_edl.errors import UsageError
@@ -17,6 +18,9 @@ REMOTE = "remote://"
 ANY = ("0.0.0.0", "::", "*")
 """Hosts that mean all interfaces of a machine when bound; they are no address to connect to."""
 _CONNECT_TIMEOUT_S = 1.0
+# Below the ports that Linux assigns to sockets (from 32768), and below Kubernetes' node ports.
+_FREE_PORTS = range(20000, 30000)
+_random = random.SystemRandom()  # forked processes would draw the same ports from a seed
 
 
 def split(endpoint: str) -> tuple[str, int]:
@@ -98,10 +102,12 @@ def is_same(one: str, other: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port of this machine, if possible one that the kernel assigns to no other
+    socket before it is bound."""
+    for port in _random.sample(_FREE_PORTS, 20):
+        with contextlib.suppress(OSError):
+            return _bound(port)
+    return _bound(0)
 
 
 def is_listening(endpoint: str) -> bool:
@@ -111,6 +117,13 @@ def is_listening(endpoint: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def _bound(port: int) -> int:
+    """Bind a port, 0 for any, and return its number; raise OSError if the port is in use."""
+    with socket.socket() as probe:
+        probe.bind(("", port))
+        return int(probe.getsockname()[1])
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_server import free_port
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.plugins.notices.endpoint import EndpointNotice, is_notice
 from torch_edl.plugins.notices.file import FileNotice
 from torch_edl.processes import preemption
+from torch_edl.wire.endpoint import free_port
 
 EC2 = "/latest/meta-data/spot/instance-action"
 GOOGLE = "/computeMetadata/v1/instance/preempted"

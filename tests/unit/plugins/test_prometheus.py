@@ -20,6 +20,7 @@ from tests.debian_package import require_package
 from torch_edl.errors import UsageError
 from torch_edl.plugins.prometheus import exporter, families
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.endpoint import free_port
 
 ASSETS = Path(families.__file__).with_name("assets")
 AGE = "torch_edl_worker_oldest_lease_seconds"
@@ -162,10 +163,13 @@ def test_files_name_only_metrics_that_exist(file: str) -> None:
 def test_a_port_is_served_until_the_end_and_rejected_if_in_use() -> None:
     close = exporter.serve("127.0.0.1", 0, status)
     close()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"--metrics-port: 127.0.0.1:{port} is not available"):
-            exporter.serve("127.0.0.1", port, status)
+    port = free_port()
+    in_use = rf"--metrics-port: 127.0.0.1:{port} is not available"
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(UsageError, match=in_use),
+    ):
+        exporter.serve("127.0.0.1", port, status)
     close = exporter.serve("127.0.0.1", port, status)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

@@ -3,7 +3,6 @@ torchrun nor torch-edl run started it."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import free_port
 from torch_edl.wire.server import serve
 
 SERVICE = services.MASTER
@@ -56,8 +56,7 @@ def test_one_that_is_not_wanted_leaves_and_one_that_was_given_up_is_replaced(
 
 
 def test_a_launcher_that_serves_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("MASTER_ADDR", raising=False)
