@@ -18,11 +18,11 @@ from typing import IO
 from torch_edl.config.environment import ENV_PROCESS
 from torch_edl.processes import exec_child, process_group
 from torch_edl.processes.launcher import Known, ProcessExit, ProcessSpec
+from torch_edl.processes.oom_kills import OOM_KILLED, OomKills
 from torch_edl.processes.process_group import ChildGroup, GroupLeader
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # seconds between two reads of the number of processes killed for lack of memory
 _STOP_ALL_POLL_S = 0.02
 # Time to read the last output of ended processes, since their forked children may still write.
 _LAST_LINES_S = 1.0
@@ -56,8 +56,7 @@ class LocalLauncher:
         self._readers: list[threading.Thread] = []
         self._running: dict[tuple[str, int], GroupLeader] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
-        self._looked_at = time.monotonic()
-        self._oom_kills = self._oom_before = oom_kills()
+        self._oom_kills = OomKills()
 
     def start(self, spec: ProcessSpec) -> int:
         """Start a process, from the main thread only; see :class:`Launcher`."""
@@ -108,11 +107,7 @@ class LocalLauncher:
         """Report each process that ended since the last call; kill those whose grace expired."""
         ended = []
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S:
-            # An end is noticed a moment after the kill, possibly after this read of the count, so
-            # the count is compared with that of the read before.
-            self._oom_before, self._oom_kills = self._oom_kills, oom_kills()
-            self._looked_at = now
+        self._oom_kills.look(now)
         for (role, id), child in list(self._running.items()):
             if child.kill_overdue(now):
                 log.warning("%s-%d did not end in time: it was killed", role, id)
@@ -123,10 +118,9 @@ class LocalLauncher:
             if code is None:
                 why = "an earlier master started the process, and only that one could learn it"
                 ended.append(ProcessExit(role=role, id=id, why=why))
-            elif code == -signal.SIGKILL and oom_kills() > self._oom_before:
-                why = "the kernel killed the process, because memory was short"
-                end = ProcessExit(role=role, id=id, signal=-code, why=why, own_fault=True)
-                ended.append(end)
+            elif code == -signal.SIGKILL and self._oom_kills.are_new():
+                why, number = OOM_KILLED, -code
+                ended.append(ProcessExit(role=role, id=id, signal=number, why=why, own_fault=True))
             elif code < 0:
                 ended.append(ProcessExit(role=role, id=id, signal=-code))
             else:
@@ -176,16 +170,6 @@ class LocalLauncher:
         with output:
             while line := output.readline(_MOST_BYTES):
                 self._lines(name, line)
-
-
-def oom_kills(statistics: Path = Path("/proc/vmstat")) -> int:
-    """Return the number of processes of this machine, in all containers, that the kernel has killed
-    because memory was short; 0 if the kernel does not tell."""
-    with contextlib.suppress(OSError):
-        for name, value in map(str.split, statistics.read_text().splitlines()):
-            if name == "oom_kill":
-                return int(value)
-    return 0
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:

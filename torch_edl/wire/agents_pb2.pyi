@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentWorker(_message.Message):
-    __slots__ = ("local_rank", "pid", "exited", "code", "log", "in_loop")
+    __slots__ = ("local_rank", "pid", "exited", "code", "log", "in_loop", "why")
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     IN_LOOP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     local_rank: int
     pid: int
     exited: bool
     code: int
     log: str
     in_loop: bool
-    def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exited: _Optional[bool] = ..., code: _Optional[int] = ..., log: _Optional[str] = ..., in_loop: _Optional[bool] = ...) -> None: ...
+    why: str
+    def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exited: _Optional[bool] = ..., code: _Optional[int] = ..., log: _Optional[str] = ..., in_loop: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Experiment(_message.Message):
     __slots__ = ("script", "args", "folder", "machine", "rdzv_id", "digest")

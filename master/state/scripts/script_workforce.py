@@ -184,6 +184,8 @@ class ScriptWorkforce(Workforce):
                     id=worker,
                     code=None if by_signal else report.code,
                     signal=-report.code if by_signal else None,
+                    why=report.why,
+                    own_fault=True if report.why else None,
                 )
                 lost = self._lost(worker, f"{exit.how}{where}", ended_well=well)
                 yield replace(lost, exit=exit, log=process.log)

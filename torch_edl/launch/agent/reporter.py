@@ -163,4 +163,5 @@ def _told(worker: LocalWorker) -> pb.AgentWorker:
         exited=worker.code is not None,
         code=worker.code or 0,
         in_loop=worker.open_loop is not None,
+        why=worker.why,
     )

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # Number of workers killed by SIGKILL soon after their start, before the first step of the job, that
 # shows that workers do not fit into memory.
 MAX_KILLED = 30
+# The same if the kernel reports that memory was short.
+MAX_OOM_KILLED = 5
 _SOON_S = 60.0
 # This number of consecutive lost workers is replaced at once; further ones after a pause.
 _AT_ONCE = 3
@@ -58,6 +60,7 @@ class RestartPolicy:
         code: int,
         *,
         in_loop: bool = False,
+        oom: bool = False,
         stopping: bool,
         steps: int,
         started_at: float,
@@ -71,6 +74,7 @@ class RestartPolicy:
         Args:
             code: exit code of the worker; -N if signal N ended it.
             in_loop: True if the worker ended with exit code 0 in a loop over a loader.
+            oom: True if the kernel killed the worker because memory was short.
             stopping: True if this agent stopped the worker.
             started_at: start time of the worker, by the clock of ``now``.
         """
@@ -88,7 +92,8 @@ class RestartPolicy:
                 self.killed = 0 if fits else self.killed
                 return RestartDecision.REPLACE
             self.killed += 1
-            return RestartDecision.REPLACE if self.killed <= MAX_KILLED else RestartDecision.FAIL
+            limit = MAX_OOM_KILLED if oom else MAX_KILLED
+            return RestartDecision.REPLACE if self.killed <= limit else RestartDecision.FAIL
         went_on = steps > self._counted_steps and now - self._counted_at > _SAME_MOMENT_S
         if started_at <= self._counted_at and not went_on:
             return RestartDecision.REPLACE
@@ -148,6 +153,7 @@ class WorkerGroup:
             decision = self._policy.decide(
                 worker.code,
                 in_loop=worker.open_loop is not None,
+                oom=bool(worker.why),
                 stopping=worker.child.stopping,
                 steps=steps,
                 started_at=worker.started_at,
@@ -157,9 +163,10 @@ class WorkerGroup:
                 self._done.add(worker.local_rank)
             elif decision is RestartDecision.REPLACE and replaces:
                 where = " inside its loop" if worker.open_loop is not None else ""
+                how = describe_exit(worker.code) + f": {worker.why}" * bool(worker.why)
                 log.warning(
                     "rank %d (pid %d) ended (%s)%s: starting a replacement", worker.rank,
-                    worker.child.pid, describe_exit(worker.code), where,
+                    worker.child.pid, how, where,
                 )  # fmt: skip
                 self._start_at[worker.local_rank] = now + self._policy.pause_s
             elif decision is RestartDecision.FAIL or (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.processes import exec_child
+from torch_edl.processes.oom_kills import OOM_KILLED, OomKills
 from torch_edl.processes.process_group import ChildGroup
 from torch_edl.processes.script_marks import open_loop
 from torch_edl.processes.signals import describe_exit
@@ -81,6 +83,8 @@ class LocalWorker:
     open_loop: str | None = None
     """Set if the worker ended with exit code 0 in a loop over a loader: the error that ended the
     loop, or an empty string."""
+    why: str = ""
+    """Cause of the signal that ended the worker, in words; empty if it is unknown."""
     _lines: dict[str, WholeLines] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +116,8 @@ class LocalWorker:
                 "the loop over the loader had records left; end the script after the loop, or "
                 "leave the loop with break first"
             )
+        if self.why:
+            failure.message = self.why
         return failure
 
 
@@ -130,6 +136,8 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
     message: Any = failure.message
+    if message == OOM_KILLED:
+        return f"{error}: {message}", ""
     if failure.exitcode == 0:
         return f"{error} inside its loop: {message}", ""
     if not isinstance(message, dict):
@@ -149,6 +157,7 @@ class Workers:
         self._env = env
         self._running: dict[int, LocalWorker] = {}
         self._attempt = 0
+        self._oom_kills = OomKills()
 
     @property
     def running(self) -> list[LocalWorker]:
@@ -189,12 +198,15 @@ class Workers:
     def reap(self, now: float) -> list[LocalWorker]:
         """Return each worker that ended since the last call; kill those whose grace expired."""
         ended = []
+        self._oom_kills.look(now)
         for worker in self.running:
             worker.child.kill_overdue(now)
             worker.code = worker.child.reap(spare_forked=True)
             if worker.code is not None:
                 if worker.code == 0:
                     worker.open_loop = open_loop(worker.error_file)
+                elif worker.code == -signal.SIGKILL and self._oom_kills.are_new():
+                    worker.why = OOM_KILLED
                 ended.append(self._running.pop(worker.local_rank))
         return ended
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.closing_server import ClosingServer
+from tests.memory_group import memory_group
 from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster
 from tests.waiting import is_running, wait_for
 from torch_edl.launch.agent.workers import grace_s
@@ -97,6 +98,24 @@ def test_a_failing_worker_ends_the_job_with_its_rank_and_its_exception(
     assert "too bad" in last.error
     assert "ValueError" in last.traceback
     assert sorted(master.ends().values()) == [-15, 1]
+
+
+@pytest.mark.slow
+def test_workers_without_enough_memory_fail_the_job_which_says_so(
+    start: Start, master: ScriptedMaster
+) -> None:
+    why = "the kernel killed the process, because memory was short"
+    agent = start("--nproc-per-node", "1")
+    (first,) = agent.workers(1)
+    with memory_group("edl-agent", 400 << 20) as enter:
+        for pid in (agent.process.pid, first):
+            enter(pid)
+        agent.end(9)
+        err = agent.stderr_at_end(1)
+    assert re.search(rf"error: \S+/worker.py: rank 0 ended \(SIGKILL\): {why}\n", err)
+    assert f"(pid {first}) ended (SIGKILL: {why}): starting a replacement" in err
+    assert master.ends()[first] == -9
+    assert {w.why for told in master.told for w in told.workers if w.exited} == {why}
 
 
 def test_the_others_are_asked_to_end_before_the_process_of_a_failed_worker_has_ended(

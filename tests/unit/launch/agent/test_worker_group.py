@@ -12,6 +12,7 @@ import pytest
 
 from torch_edl.launch.agent.worker_group import (
     MAX_KILLED,
+    MAX_OOM_KILLED,
     RestartDecision,
     RestartPolicy,
     WorkerGroup,
@@ -108,6 +109,14 @@ def test_kills_before_the_first_step_end_the_job() -> None:
     assert decide(policy, 137) is RestartDecision.FAIL
 
 
+def test_a_few_kills_for_lack_of_memory_before_the_first_step_end_the_job() -> None:
+    policy = RestartPolicy(max_restarts=0)
+    kill = {"stopping": False, "steps": 0, "started_at": 0.0, "now": 0.5}
+    ends = [policy.decide(-9, oom=True, **kill) for _ in range(MAX_OOM_KILLED + 1)]
+    assert ends == [REPLACE] * MAX_OOM_KILLED + [RestartDecision.FAIL]
+    assert policy.decide(-9, oom=True, **kill | {"steps": 1}) is REPLACE, "it fits since then"
+
+
 @pytest.mark.parametrize("code", [-9, -15, 137, 143])
 def test_preemptions_end_no_job_that_has_made_a_step(code: int) -> None:
     policy = RestartPolicy(max_restarts=0)
@@ -129,6 +138,7 @@ def test_a_group_is_done_when_all_wanted_ranks_are_and_none_runs() -> None:
         end = SimpleNamespace(
             code=0,
             open_loop=None,
+            why="",
             local_rank=rank,
             started_at=0.0,
             child=SimpleNamespace(stopping=False),

@@ -85,6 +85,13 @@ def test_a_worker_that_ends_breaks_the_ring_once() -> None:
     assert (found.exit, found.log) == ("ended with signal 9", "/l")
 
 
+def test_a_worker_that_was_killed_for_lack_of_memory_says_so() -> None:
+    w = ring_of_two()
+    why = "the kernel killed the process, because memory was short"
+    w.agent("n", died(12, why=why))
+    assert w.said(f"worker-1 lost: ended with signal 9: {why}") == 1
+
+
 # ---- checkpoints ----
 
 
