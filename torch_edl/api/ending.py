@@ -37,6 +37,8 @@ class Ending:
         """True if the script raised, exited with a code other than 0, or was dismissed."""
         self.last = False
         """True if no other process has the model."""
+        self.exits = False
+        """True if the process exits: its script begins no other training."""
         self._close = close
         self._terminated = terminated
         self._pid = os.getpid()
@@ -118,6 +120,7 @@ class Ending:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child
+        self.exits = True
         error = getattr(sys, "last_value", None)
         if error is not self._error_before:
             self.failed = True  # the script raised

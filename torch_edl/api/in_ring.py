@@ -261,6 +261,8 @@ class ScriptInRing:
                 session.heartbeat.beat()  # learns whether the user stops the whole job
             asked = self._rendezvous is not None and self._rendezvous.stopping
             self.saver.save_last(engine, last=ending.last, asked=asked)
+        if ending.finished and not ending.exits:
+            self.saver.save_for_later(engine)
         if ending.finished and session is not None:
             output = session.config.checkpoint.output
             self.saver.write_output(engine, output, job=session.config.name)

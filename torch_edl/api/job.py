@@ -32,6 +32,7 @@ from torch_edl.api.user_parts import (
     gate_steps,
     warn_of_several,
 )
+from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig
 from torch_edl.engine.choose_strategy import choose
 from torch_edl.engine.ring.engine import RingEngine
@@ -111,7 +112,14 @@ class Job(JobState):
         writes = session is not None or int(os.environ.get("RANK", "0")) == 0
         run = run_of(session)
         self._saver = (
-            Saver(checkpoint, rendezvous, run=run, writes=writes, first=first)
+            Saver(
+                checkpoint,
+                rendezvous,
+                run=run,
+                writes=writes,
+                first=first,
+                models="" if session is None else session.models,
+            )
             if trained is None
             else TrainedSaver(trained)
         )
@@ -141,8 +149,7 @@ class Job(JobState):
         settings, number = session.config.checkpoint, session.training
         if not settings.dir:
             return given
-        folder = os.path.join(settings.dir, f"training-{number}") if number > 1 else settings.dir
-        return replace(settings, dir=folder)
+        return replace(settings, dir=str(layout.training_dir(settings.dir, number)))
 
     @property
     def totals(self) -> Totals:

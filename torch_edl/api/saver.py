@@ -94,6 +94,8 @@ class Saver:
         writes: False if this process can never become rank 0.
         first: True if no process of this job has trained yet, so that any checkpoint in the folder
             belongs to another job.
+        models: folder for the final model of this training if the job writes no checkpoints; empty:
+            none.
 
     Raises:
         UsageError: another running job uses the folder; or the folder holds checkpoints of an
@@ -109,8 +111,10 @@ class Saver:
         run: JobRun | None = None,
         writes: bool = True,
         first: bool = True,
+        models: str = "",
     ) -> None:
         self._config = config
+        self._models = models
         self._rendezvous = rendezvous
         self._run = run or JobRun(sys.argv[0], uuid.uuid4().hex)
         self._claim: Claim | None = None
@@ -209,6 +213,13 @@ class Saver:
         if self.keeps and engine.membership.rank == 0 and step and step != self._last:
             self._copy(engine)()
 
+    def save_for_later(self, engine: RingEngine) -> None:
+        """Write the final model on rank 0 for processes that run the script from its beginning
+        while the others are in a later training. A job with checkpoints has the model there."""
+        membership = engine.membership
+        if self._models and not self.keeps and membership.ring and not membership.rank:
+            self._copy(engine)()
+
     def close(self) -> None:
         """Wait until the checkpoint in progress is written."""
         if self._writing is not None:
@@ -237,9 +248,10 @@ class Saver:
         return lambda: self._save(step, write)
 
     def _save(self, step: int, write: Callable[[Path], Manifest]) -> None:
-        rendezvous, root = self._rendezvous, Path(self._config.dir)
+        # The folder of the models is the job's own, and needs no claim.
+        rendezvous, root = self._rendezvous, Path(self._config.dir or self._models)
         try:
-            claim = self._own()
+            claim = self._own() if self.keeps else None
 
             def fence() -> None:
                 # A process that was replaced must not overwrite checkpoints of the current ring.
@@ -247,10 +259,11 @@ class Saver:
                     raise CheckpointError(
                         "the master no longer knows this process, or does not answer"
                     )
-                claim.check()
+                if claim is not None:
+                    claim.check()
 
             folder, _ = layout.save(
-                root, step, write, run=claim.run, restored=self._restored, fence=fence
+                root, step, write, run=self._run.id, restored=self._restored, fence=fence
             )
             self._last = step
             log.info("checkpoint %s", folder)

@@ -46,6 +46,12 @@ def step_dir(root: str | Path, steps: int) -> Path:
     return Path(root) / f"step-{steps:010d}"
 
 
+def training_dir(root: str | Path, number: int) -> Path:
+    """Return the folder for the checkpoints of a training of a script; the first one has number 1,
+    and uses ``root``."""
+    return Path(root) / f"training-{number}" if number > 1 else Path(root)
+
+
 def temporary_dir(root: str | Path) -> Path:
     """Return a new path for a folder in which a checkpoint is written."""
     return Path(root) / f"{_TEMPORARY}{uuid.uuid4().hex}"

@@ -6,11 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
+from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import (
@@ -85,11 +87,12 @@ class MasterSession:
                 request,
                 timeout_s=_REGISTER_S,
                 away_s=MASTER_AWAY_S,
-                until=lambda answer: not answer.wait,
+                until=lambda answer: not answer.wait and _is_here(answer, request),
                 before_call=_say_if_long(
                     f"waiting until the other processes have completed training {training - 1}. If "
                     "they are in a later training, this process waits until they are lost: it has "
-                    "no model of the completed trainings (add a checkpoint folder to keep them)"
+                    "no model of the completed trainings (a checkpoint folder that all machines "
+                    "share keeps them)"
                 ),
             )
         except grpc.RpcError as error:
@@ -114,6 +117,11 @@ class MasterSession:
         self.worker_id = registered.worker_id
         self.ring = registered.ring
         """Number of the newest ring at registration; 0 if there was none."""
+        # Only the machine of the master, or a shared disk, has the folder of the job.
+        here = registered.models and Path(registered.models).parent.is_dir()
+        self.models = str(layout.training_dir(registered.models, training)) if here else ""
+        """Folder for the final model of the training, if the script writes no checkpoints; empty if
+        this machine does not have the folder of the job."""
         self.progress = WorkerStatus(phase="starting")
         if self.config.trace:
             tracer = extensions.load(extensions.TRACERS, "opentelemetry", "--trace")
@@ -329,6 +337,21 @@ class MasterSession:
         self.heartbeat.draining.set()
         self.heartbeat.beat()  # tells the master to lease no more tasks to this process
         self.heartbeat.on_give_back()  # the update in progress may take long
+
+
+def _is_here(answer: pb.RegisterResponse, request: pb.RegisterRequest) -> bool:
+    """Return False if this machine does not have the checkpoint of a training that is over. The
+    next call of the request then waits."""
+    if not answer.trained or layout.is_checkpoint(Path(answer.trained)):
+        return True
+    request.missing = answer.trained
+    log.warning(
+        "training %d is over, and this machine does not have its model %s: this process waits, and "
+        "the others continue without it; use a checkpoint folder that all machines share",
+        request.training,
+        answer.trained,
+    )
+    return False
 
 
 def _say_if_long(text: str) -> Callable[[], None]:

@@ -11,36 +11,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker_id", "pid", "host", "node", "local_rank", "training")
+    __slots__ = ("worker_id", "pid", "host", "node", "local_rank", "training", "missing")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     pid: int
     host: str
     node: str
     local_rank: int
     training: int
-    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ..., training: _Optional[int] = ...) -> None: ...
+    missing: str
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ..., training: _Optional[int] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("config_json", "worker_id", "ring", "wait", "leave", "trained")
+    __slots__ = ("config_json", "worker_id", "ring", "wait", "leave", "trained", "models")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     config_json: str
     worker_id: int
     ring: int
     wait: bool
     leave: bool
     trained: str
-    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., wait: _Optional[bool] = ..., leave: _Optional[bool] = ..., trained: _Optional[str] = ...) -> None: ...
+    models: str
+    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., wait: _Optional[bool] = ..., leave: _Optional[bool] = ..., trained: _Optional[str] = ..., models: _Optional[str] = ...) -> None: ...
 
 class EmbeddingReport(_message.Message):
     __slots__ = ("name", "num_embeddings", "dim", "dynamic")

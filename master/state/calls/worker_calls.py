@@ -45,7 +45,8 @@ def register(
             return pb.RegisterResponse(leave=True)
         if len(job.members) or job.ring.awaits_exits:
             trained = job.trainings.checkpoint_of(request.training)
-            return pb.RegisterResponse(trained=trained) if trained else None
+            known = trained and trained != request.missing
+            return pb.RegisterResponse(trained=trained) if known else None
         if job.ring.finished:
             return pb.RegisterResponse(leave=True)
         job.begin_training(request.training, now)
@@ -58,7 +59,12 @@ def register(
     if not known or not job.members.register(worker, request.pid, now):
         raise UsageError(f"worker {worker}: not a worker that this job waits for")
     config, ring = job.preparation.config_json, job.ring.number
-    return pb.RegisterResponse(config_json=config, worker_id=worker, ring=ring)
+    return pb.RegisterResponse(
+        config_json=config,
+        worker_id=worker,
+        ring=ring,
+        models=str(job.checkpoints.temporary) if request.training else "",
+    )
 
 
 def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:

@@ -119,8 +119,9 @@ class CheckpointManager:
     def __init__(
         self, config: JobConfig, *, folder: Path, resumed: Saved | None, best: BestCheckpoint
     ) -> None:
-        self._temporary = folder / "final"
-        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self._temporary
+        self.temporary = folder / "final"
+        """Folder of the final models of a job without a checkpoint directory."""
+        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self.temporary
         """Checkpoint directory, or a temporary folder of the job without one."""
         self.newest = resumed
         """Newest complete checkpoint; None before the first."""
@@ -170,7 +171,10 @@ class CheckpointManager:
     @property
     def shown(self) -> str:
         """Checkpoint that the status reports; empty for a temporary one."""
-        return "" if Path(self.named).parent == self._temporary else self.named
+        return "" if self._is_temporary(self.named) else self.named
+
+    def _is_temporary(self, checkpoint: str) -> bool:
+        return Path(checkpoint).is_relative_to(self.temporary)
 
     def may_begin(self, now: float) -> bool:
         """Return whether no checkpoint is being taken, and the pause after a failure is over."""
@@ -288,7 +292,7 @@ class CheckpointManager:
         if directory == self.named:
             return []
         self.named = directory
-        return [Note("info", f"checkpoint {directory}")]
+        return [] if self._is_temporary(directory) else [Note("info", f"checkpoint {directory}")]
 
     def promote(self) -> None:
         """Make the running checkpoint the final one: a leaving worker writes it."""

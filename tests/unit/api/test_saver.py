@@ -76,6 +76,23 @@ def test_only_rank_0_writes(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(("rank", "keeps"), [(0, False), (1, False), (0, True)])
+def test_without_checkpoints_rank_0_keeps_the_model_for_later_trainings(
+    tmp_path: Path, rank: int, keeps: bool
+) -> None:
+    models, rendezvous = tmp_path / "models", RingRendezvous()
+    config = CheckpointConfig(dir=str(tmp_path / "ck") if keeps else "")
+    saver = Saver(config, rendezvous, models=str(models))  # type: ignore[arg-type]
+    one = engine(4)
+    saver.save_for_later(one)
+    assert not models.exists(), "it was in no ring"
+    one.membership.ring, one.membership.rank = 1, rank
+    saver.save_for_later(one)
+    assert models.exists() == (rank == 0 and not keeps)
+    assert not models.exists() or names(models) == ["step-0000000004"]
+    assert rendezvous.asked == (["may", "committed"] if models.exists() else [])
+
+
 @pytest.mark.parametrize("may", [True, False])
 def test_a_process_that_was_replaced_commits_nothing(tmp_path: Path, may: bool) -> None:
     rendezvous: Any = RingRendezvous(may=may)

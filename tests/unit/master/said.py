@@ -55,7 +55,13 @@ class Said:
         return self.enters(pid, **fields).worker_id
 
     def enters(
-        self, pid: int, *, node: str = "n", local_rank: int = 0, training: int = 1
+        self,
+        pid: int,
+        *,
+        node: str = "n",
+        local_rank: int = 0,
+        training: int = 1,
+        missing: str = "",
     ) -> pb.RegisterResponse | None:
         """Let a process of a script enter a training; None while it waits."""
         request = pb.RegisterRequest(
@@ -65,6 +71,7 @@ class Said:
             node=node,
             local_rank=local_rank,
             training=training,
+            missing=missing,
         )
         return self.call(worker_calls.register, request)
 

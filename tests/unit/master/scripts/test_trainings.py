@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import Saved
-from tests.unit.master.script_jobs import died, on_servers, ring_of_two, torchrun
+from tests.unit.master.script_jobs import died, on_servers, ring_of_two, script, torchrun
 from tests.unit.master.world import World
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import UsageError
@@ -79,7 +79,7 @@ def test_a_process_that_did_not_join_in_time_leaves() -> None:
     assert not w.beat(late).drain
 
 
-@pytest.mark.parametrize("kept", ["", "/ck/step-9"])
+@pytest.mark.parametrize("kept", ["", "/ck/step-9", "/job/final/step-9"])
 def test_a_replacement_continues_with_the_checkpoint_of_a_training_that_is_over(kept: str) -> None:
     w = ring_of_two()
     if kept:
@@ -96,6 +96,7 @@ def test_a_replacement_continues_with_the_checkpoint_of_a_training_that_is_over(
         assert w.enters(13, local_rank=1).leave
         return
     assert (new.trained, new.worker_id) == (kept, 0)
+    assert w.enters(13, local_rank=1, missing=kept) is None, "its machine does not have the folder"
     assert w.enters(13, local_rank=1, training=2).worker_id == 4
     assert w.join(4) is None
     assert w.join(2, ring=2, step=9).ring.workers == [2, 4]
@@ -126,6 +127,21 @@ def test_a_later_training_does_not_begin_with_the_model_of_load() -> None:
     saved = Saved(Path("/c/step-5"), manifest)
     w = in_training_2(ring_of_two(dir="/c", resume=True, resumed=saved))
     assert w.job.ring.current.restored_from == ""
+
+
+def test_the_folder_of_the_models_is_told_to_scripts_and_not_shown() -> None:
+    w = script()
+    w.agent()
+    assert w.enters(11).models == "/job/final"
+    w.ring(0)
+    assert w.report_checkpoint(0, "/job/final/step-9")
+    assert w.status().checkpoint == ""
+    w.leave(0, finished=True)
+    assert w.enters(11, training=2)
+    w.ring(1)
+    assert w.report_checkpoint(1, "/job/final/training-2/step-4")
+    assert w.status().checkpoint == ""
+    assert not w.said("checkpoint")
 
 
 def test_a_stopped_job_begins_no_training() -> None:
