@@ -366,9 +366,9 @@ class LocalAgent:
             return
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
-        if self._reporter.problem and not self._nodes:
-            where = self._master.address
-            error = f"the master at {where} never answered {within}: {self._reporter.problem}"
+        if not self._nodes:
+            problem = self._reporter.problem or "the first call is still waiting"
+            error = f"the master at {self._master.address} never answered {within}: {problem}"
         elif self._nodes < least:
             error = f"{self._nodes} of at least {least} machines joined {within}"
         else:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch_edl.wire.server import serve
 
 ROOT = Path(__file__).parents[4]
 WORKER = Path(__file__).with_name("programs") / "worker.py"
+LATER_S = 100.0
 TOKEN = "0123456789abcdef" * 2
 
 
@@ -112,6 +115,16 @@ class RunningAgent:
         os.replace(part, self.folder / name)
 
 
+def _run(later: Path, *args: Any) -> None:
+    """Run torch-edl; its agent is ``LATER_S`` further in time once the file ``later`` exists."""
+    from torch_edl.launch.agent import agent
+
+    agent.time = SimpleNamespace(  # type: ignore[attr-defined]
+        monotonic=lambda: time.monotonic() + LATER_S * later.exists()
+    )
+    run_torch_edl(*args)
+
+
 class ForkedAgent(RunningAgent):
     """An agent in a forked process."""
 
@@ -119,9 +132,13 @@ class ForkedAgent(RunningAgent):
         super().__init__(folder)
         self._output = (folder.with_name("out"), folder.with_name("err"))
         self.process = FORKS.Process(
-            target=run_torch_edl, args=(["run", *words], env, *self._output)
+            target=_run, args=(folder / "later", ["run", *words], env, *self._output)
         )
         self.process.start()
+
+    def later(self) -> None:
+        """Lets the clock of the agent jump by ``LATER_S``."""
+        (self.folder / "later").touch()
 
     def signal(self, number: int) -> None:
         """Sends a signal to the agent."""
