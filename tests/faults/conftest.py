@@ -55,6 +55,14 @@ def _words_of(pid: int, file: str) -> list[str]:
         return []
 
 
+def _parent_of(pid: int) -> int:
+    """0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """A signal to a process, unless that has ended."""
     with contextlib.suppress(ProcessLookupError):
@@ -116,9 +124,14 @@ class Job:
         }
 
     def pids(self, role: str) -> list[int]:
-        """Processes of that role that live now, without the client."""
-        word, client = self._words[role], self.process.pid
-        return [pid for pid, words in self.processes().items() if word in words and pid != client]
+        """Processes of that role that live now, without the client. What a process has forked to
+        start another program has the same command line until then, and is none."""
+        word, found = self._words[role], self.processes()
+        return [
+            pid
+            for pid, words in found.items()
+            if word in words and pid != self.process.pid and found.get(_parent_of(pid)) != words
+        ]
 
     def running(self, role: str) -> set[int]:
         """The pids of processes that run, as the job tells."""
@@ -149,7 +162,7 @@ class Job:
         assert set(self.pids("worker") + self.pids("ps")) == before, self.report()
         assert self.status().rollbacks == 0, self.report()
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
         """Until it is true."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -157,7 +170,7 @@ class Job:
                 pytest.fail(f"it did not come about:\n{self.report()}")
             time.sleep(0.03)
 
-    def finish(self, timeout_s: float = 100) -> int:
+    def finish(self, timeout_s: float = HANG_S) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout_s)
@@ -188,7 +201,7 @@ class Job:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + HANG_S
         while left := self.processes():
             if time.monotonic() > deadline:
                 for pid in left:

@@ -15,12 +15,13 @@ import pytest
 from tests.faults.conftest import EDL, KEEP, TASKS, Job, ModelJob, send
 from tests.faults.storms import storm
 from tests.schemas import require_valid
+from tests.waiting import HANG_S
 
 
 def audit(job: Job) -> tuple[int, dict[str, Any]]:
     """Run ``torch-edl audit JOB --json``."""
     words = [*EDL, "audit", job.name, "--json", "--tasks"]
-    done = subprocess.run(words, env=job.env, stdout=subprocess.PIPE, check=False, timeout=60)
+    done = subprocess.run(words, env=job.env, stdout=subprocess.PIPE, check=False, timeout=HANG_S)
     report: dict[str, Any] = json.loads(done.stdout)
     require_valid("audit", report)
     return done.returncode, report

@@ -126,19 +126,26 @@ def master_pid(place: Place) -> int:
     return int(json.loads((place / "home/jobs/slow/master.json").read_text())["pid"])
 
 
+_DIES = """
+import os, signal, sys
+folder = os.path.dirname(__file__)
+if sys.orig_argv[1:4] == ["-P", "-m", "master"] and os.path.exists(f"{folder}/dies"):
+    with open(f"{folder}/dies", "a") as deaths:
+        print(os.getpid(), file=deaths)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_master_that_dies_again_and_again_ends_the_job(place: Place) -> None:
+    place.env["PYTHONPATH"] = f"{place.folder}{os.pathsep}{place.env['PYTHONPATH']}"
+    (place / "sitecustomize.py").write_text(_DIES)
     process = start_slow(place)
     worker = next(p for p in job_processes(place) if "torch_edl.training.worker" in p.cmdline())
-    deaths: set[int] = set()
-    while process.poll() is None:  # as soon as it is there: it never answers
-        for each in job_processes(place):
-            with contextlib.suppress(psutil.Error):
-                if "master" in each.cmdline() and each.pid not in deaths:
-                    deaths.add(each.pid)
-                    each.kill()
+    (place / "dies").touch()  # from now on each dies before it answers
+    os.kill(master_pid(place), signal.SIGKILL)
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
-    assert len(deaths) == 6, "the first one had answered"
+    assert len((place / "dies").read_text().split()) == 5, "the first one had answered"
     assert "error: the master of the job ended unexpectedly (signal 9)\nlogs: " in err
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
     assert not job_processes(place)

@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_package import require_package
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.plugins.prometheus import exporter, families
 from torch_edl.wire import master_pb2 as pb
@@ -172,7 +173,7 @@ def test_a_port_is_served_until_the_end_and_rejected_if_in_use() -> None:
         exporter.serve("127.0.0.1", port, status)
     close = exporter.serve("127.0.0.1", port, status)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_S) as answer:
             assert b"torch_edl_records_total 100.0" in answer.read()
     finally:
         close()

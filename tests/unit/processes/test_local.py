@@ -95,8 +95,9 @@ def test_stop_uses_force_after_the_grace_also_on_what_it_forked(launcher, progra
     )
     wait_for(lambda: log_has(launcher, 0, "ready"), "the fork")
     forked = int(Path(launcher.log_path("worker", 0)).read_text().split()[1])
-    launcher.stop("worker", 0, grace_s=0.2)
+    launcher.stop("worker", 0, grace_s=1000.0)
     assert launcher.poll() == []
+    launcher.stop("worker", 0, grace_s=0.2)
     exits = collect(launcher, 1)
     assert exits[0].signal == signal.SIGKILL
     wait_for(lambda: not is_running(forked), "the end of what it forked")

@@ -80,7 +80,7 @@ class Master:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, 60)
+            assert self._changed.wait_for(condition, HANG_S)
 
     def launch(self, shard: int, *, successor: bool = False) -> int:
         """Starts the next server of a shard; returns its incarnation."""

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server.push_barrier import HoldEndedError, PushBarrier
 from torch_edl.tables.watermarks import Watermarks
-
-WAIT_S = 10
 
 
 class Push(threading.Thread):
@@ -27,13 +26,13 @@ class Push(threading.Thread):
         try:
             with self._gate.passing(*self._range):
                 self.inside.set()
-                assert self.go.wait(WAIT_S)
+                assert self.go.wait(HANG_S)
         except StaleIncarnationError as error:
             self.error = error
 
     def finish(self) -> None:
         self.go.set()
-        self.join(WAIT_S)
+        self.join(HANG_S)
         assert not self.is_alive()
 
 
@@ -67,7 +66,7 @@ def in_thread(call: Callable[[], object]) -> threading.Thread:
 
 def test_pushes_pass_side_by_side(gate: PushBarrier) -> None:
     pushes = [Push(gate, 0, 1), Push(gate, 1, 1)]
-    assert all(p.inside.wait(WAIT_S) for p in pushes)
+    assert all(p.inside.wait(HANG_S) for p in pushes)
     for p in pushes:
         p.finish()
 
@@ -76,24 +75,24 @@ def test_a_hold_waits_for_those_inside_and_keeps_others_out_until_release(
     gate: PushBarrier,
 ) -> None:
     inside = Push(gate, 0, 1)
-    assert inside.inside.wait(WAIT_S)
+    assert inside.inside.wait(HANG_S)
     holding = in_thread(lambda: gate.hold(60))
     holding.join(0.05)
     assert holding.is_alive()
     inside.finish()
-    holding.join(WAIT_S)
+    holding.join(HANG_S)
     assert not holding.is_alive()
     outside = Push(gate, 0, 2)
     assert not outside.inside.wait(0.05)
     gate.release()
-    assert outside.inside.wait(WAIT_S)
+    assert outside.inside.wait(HANG_S)
     outside.finish()
 
 
 def test_a_hold_ends_by_itself(gate: PushBarrier) -> None:
     gate.hold(0.05)
     push = Push(gate, 0, 1)
-    assert push.inside.wait(WAIT_S)
+    assert push.inside.wait(HANG_S)
     push.finish()
     with pytest.raises(HoldEndedError), gate.cut(Watermarks(), lambda: True):
         pass
@@ -110,14 +109,14 @@ def test_a_cut_lets_in_what_it_names_and_runs_alone(gate: PushBarrier) -> None:
             order.append("cut")
 
     cutting = in_thread(cut)
-    assert named.inside.wait(WAIT_S)
+    assert named.inside.wait(HANG_S)
     assert not other.inside.wait(0.05)
     assert order == []
     done.set()
     named.finish()
-    cutting.join(WAIT_S)
+    cutting.join(HANG_S)
     assert order == ["cut"]
-    assert other.inside.wait(WAIT_S)  # the hold is over
+    assert other.inside.wait(HANG_S)  # the hold is over
     other.finish()
 
 
@@ -129,7 +128,7 @@ def test_a_cut_gives_up_when_the_time_of_the_hold_is_up(gate: PushBarrier) -> No
     ):
         pytest.fail("it was cut")
     push = Push(gate, 0, 1)
-    assert push.inside.wait(WAIT_S)
+    assert push.inside.wait(HANG_S)
     push.finish()
 
 
@@ -138,7 +137,7 @@ def test_closing_refuses_those_that_wait(gate: PushBarrier) -> None:
     push = Push(gate, 0, 1)
     assert not push.inside.wait(0.02)
     gate.close()
-    push.join(WAIT_S)
+    push.join(HANG_S)
     assert isinstance(push.error, StaleIncarnationError)
 
 
@@ -178,7 +177,7 @@ def test_a_push_sleeps_through_a_cut_that_outlasts_the_hold() -> None:
         push = Push(gate, 0, 1)
         assert not push.inside.wait(0.1)
         assert looks < 3
-    assert push.inside.wait(WAIT_S)
+    assert push.inside.wait(HANG_S)
     push.finish()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, wait_for
 from torch_edl import _core
 from torch_edl.checkpoint import layout, tensor_files
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -54,10 +54,8 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
     try:
         counts = []
         for step in range(1, 5):
-            deadline = time.monotonic() + 20
-            before = servers[0].status().version
-            while servers[0].status().version < before + 10 and time.monotonic() < deadline:
-                time.sleep(0.005)
+            more = servers[0].status().version + 10
+            wait_for(lambda n=more: servers[0].status().version >= n or failures)
             directory = save(servers, steps=step)
             manifest = layout.read(directory)
             records = sum(manifest.watermarks.offsets.values())

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_S
 from tf_compat.collectives.streams import MAX_GREETING_BYTES, Door, Stream, connect
 from torch_edl.errors import UsageError
 from torch_edl.wire.endpoint import REMOTE
@@ -19,7 +20,6 @@ from torch_edl.wire.endpoint import REMOTE
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
 LOCAL, ENCRYPTED = "127.0.0.1", f"{REMOTE}127.0.0.1"
-SOON_S = 20.0
 
 
 @pytest.fixture(params=[LOCAL, ENCRYPTED])
@@ -31,8 +31,8 @@ def door(request: pytest.FixtureRequest) -> Iterator[Door]:
 def met(door: Door, greeting: bytes = b"for you") -> tuple[Stream, Stream]:
     """Both ends of a stream."""
     with ThreadPoolExecutor(1) as pool:
-        far = pool.submit(connect, door.address, greeting, TOKEN, SOON_S)
-        found = door.welcome(door.accept()[0], SOON_S)
+        far = pool.submit(connect, door.address, greeting, TOKEN, HANG_S)
+        found = door.welcome(door.accept()[0], HANG_S)
         assert found is not None
         assert found[1] == greeting
         return found[0], far.result()
@@ -64,20 +64,20 @@ def test_what_is_under_way_can_be_ended_from_another_thread(door: Door) -> None:
 
 def test_a_process_without_the_token_gets_no_stream(door: Door) -> None:
     def strange() -> None:
-        with closing(connect(door.address, b"for you", OTHER, SOON_S)) as stream:
+        with closing(connect(door.address, b"for you", OTHER, HANG_S)) as stream:
             stream.receive(np.empty(1, np.uint8))
 
     with ThreadPoolExecutor(1) as pool:
         stranger = pool.submit(strange)
-        assert door.welcome(door.accept()[0], SOON_S) is None
+        assert door.welcome(door.accept()[0], HANG_S) is None
         with pytest.raises(OSError, match=r".+"):
             stranger.result()
 
 
 def test_a_door_without_the_token_is_not_told_what_for() -> None:
     with closing(Door(ENCRYPTED, OTHER)) as other, ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(connect, other.address, b"for you", TOKEN, SOON_S)
-        assert other.welcome(other.accept()[0], SOON_S) is None
+        caller = pool.submit(connect, other.address, b"for you", TOKEN, HANG_S)
+        assert other.welcome(other.accept()[0], HANG_S) is None
         with pytest.raises(OSError, match="certificate"):
             caller.result()
 
@@ -86,8 +86,8 @@ def test_a_process_of_another_user_gets_no_stream(monkeypatch: pytest.MonkeyPatc
     with closing(Door(LOCAL, TOKEN)) as door, ThreadPoolExecutor(1) as pool:
         uid = os.getuid()
         monkeypatch.setattr("os.getuid", lambda: uid + 1)  # as each sees the other
-        caller = pool.submit(connect, door.address, b"for you", TOKEN, SOON_S)
-        assert door.welcome(door.accept()[0], SOON_S) is None
+        caller = pool.submit(connect, door.address, b"for you", TOKEN, HANG_S)
+        assert door.welcome(door.accept()[0], HANG_S) is None
         with pytest.raises(OSError, match=f"a process of user {uid}, not of {uid + 1}"):
             caller.result()
 
@@ -105,7 +105,7 @@ def test_strangers_are_sent_away(door: Door, said: bytes) -> None:
             stranger = stack.enter_context(socket.create_connection((host, int(port))))
         stranger.sendall(said)
         assert door.welcome(door.accept()[0], 0.1) is None
-        stranger.settimeout(SOON_S)
+        stranger.settimeout(HANG_S)
         with stack:
             try:
                 while stranger.recv(4096):
@@ -123,7 +123,7 @@ def test_a_token_that_can_be_guessed_opens_no_door_to_other_machines() -> None:
 
 def test_a_greeting_has_a_bound() -> None:
     with closing(Door(LOCAL, TOKEN)) as door, pytest.raises(AssertionError):
-        connect(door.address, bytes(MAX_GREETING_BYTES + 1), TOKEN, SOON_S)
+        connect(door.address, bytes(MAX_GREETING_BYTES + 1), TOKEN, HANG_S)
 
 
 def test_a_forked_child_does_not_keep_the_stream_of_its_parent(door: Door) -> None:
@@ -159,6 +159,6 @@ def test_a_process_waits_for_room_among_those_that_connect() -> None:
         with pytest.raises(BlockingIOError):
             connect(door.address, b"for you", TOKEN, 0.01)
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        member = pool.submit(connect, door.address, b"for you", TOKEN, SOON_S)
+        member = pool.submit(connect, door.address, b"for you", TOKEN, HANG_S)
         stack.enter_context(door.accept()[0])  # makes room for one
         member.result().close()

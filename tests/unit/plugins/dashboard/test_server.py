@@ -13,6 +13,7 @@ import pytest
 
 from tests.job_folder import SimulatedJob, log_of
 from tests.unit.plugins.dashboard.conftest import Serve
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.dashboard.server import PageServer
@@ -31,7 +32,7 @@ class Browser:
 
     def get(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         """Return the answer to a request; a header may be replaced."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HANG_S)
         given = {"Cookie": self.cookie, **headers}
         connection.putrequest(method, path, skip_host="Host" in headers)
         for name, value in given.items():

@@ -207,8 +207,12 @@ def silent(server: ScriptedApi) -> Iterator[None]:
 
 
 def test_a_silent_watch_is_broken(silent: None, api: Api) -> None:
-    events = iter(api.watch("Pod", "a=b", "1", timeout_s=300, silence_s=0.2))
+    stream = api.watch("Pod", "a=b", "1", timeout_s=300, silence_s=HANG_S)
+    events = iter(stream)
     assert next(events).type == "ADDED"
+    sock = stream._response.connection.sock
+    assert sock.gettimeout() == HANG_S
+    sock.settimeout(0.2)  # what is silence now: the first event may have taken longer
     with pytest.raises(NoAnswerError):
         next(events)
 

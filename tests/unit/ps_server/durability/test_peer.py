@@ -60,7 +60,7 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
     peer = job.peer()
     log = job.first(peer)
     with log.place._condition:
-        assert log.place._condition.wait_for(lambda: log.place._complete, 20)
+        assert log.place._condition.wait_for(lambda: log.place._complete, HANG_S)
     thread = pushing(log, b"a")
     thread.join(0.2)
     assert thread.is_alive()
