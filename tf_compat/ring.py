@@ -220,9 +220,9 @@ class TaskBatches:
         found = self._ahead.pop(span, None)
         return self.sample(span) if found is None else found
 
-    def sample(self, span: Span) -> Batch:
-        """Return the minibatch at ``span``, made alone."""
-        return self._make(self._read([span]))
+    def sample(self, *spans: Span) -> Batch:
+        """Return one minibatch of the records at some spans, made alone."""
+        return self._make(self._read(spans))
 
     def close(self) -> None:
         """Discard the minibatches made in advance."""

@@ -129,6 +129,7 @@ class Service:
             "Heartbeat": now(
                 workers.heartbeat, keep=lambda _, answer: bool(answer.server_args), notify=False
             ),
+            "ReportSpan": now(workers.report_span, notify=False),
             "LeaveRing": now(workers.leave_ring, keep=True),
             "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
             "AgentReport": now(scripts.agent_report, keep=True),

@@ -18,7 +18,7 @@ import torch
 from torch_edl.api.ending import Ending, Interrupts
 from torch_edl.api.loader import Loader
 from torch_edl.api.saver import Saver
-from torch_edl.data.passes import Pass
+from torch_edl.data.passes import Pass, Span
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import UsageError
@@ -329,6 +329,9 @@ class _PassUpdates(PositionUpdates):
 
     def _names(self, start: int, data: Pass, world: int, rank: int) -> str:
         return self._batches.names(data.part(start, rank, world).spans)
+
+    def _name(self, span: Span) -> str:
+        return self._batches.names([span])
 
     def after(self, update: Update, *, counted: bool) -> None:
         if counted:

@@ -21,6 +21,19 @@ Span = tuple[int, int]
 """Position of the first record, and position after the last record."""
 
 
+def without(span: Span, skip: Sequence[Span]) -> list[Span]:
+    """Return what is left of a span, in order, without the records of the spans in ``skip``."""
+    left = [span]
+    for first, last in skip:
+        left = [
+            (low, high)
+            for start, end in left
+            for low, high in ((start, min(end, first)), (max(start, last), end))
+            if low < high
+        ]
+    return left
+
+
 class MemberPart(NamedTuple):
     """The part of one member in an update."""
 

@@ -126,9 +126,11 @@ class Batches:
         """Return an iterator over the minibatches at some spans."""
         return iter(self._loader(self._indices(span) for span in spans))
 
-    def sample(self, span: Span) -> Any:
-        """Return the minibatch at ``span``, out of order and read in this process."""
-        return self.collate(samples(self.dataset, self._indices(span)))
+    def sample(self, *spans: Span) -> Any:
+        """Return one minibatch of the records at some spans, out of order and read in this
+        process."""
+        indices = [index for span in spans for index in self._indices(span)]
+        return self.collate(samples(self.dataset, indices))
 
     def names(self, spans: Sequence[Span]) -> str:
         """Return the name of the records at some spans, for messages; empty without records."""
@@ -222,8 +224,9 @@ class StreamBatches:
         """Return the minibatch at ``span``."""
         return self.sample(span)
 
-    def sample(self, span: Span) -> Any:
-        """Return a minibatch of those records at ``span`` that were read; at least one record."""
+    def sample(self, *spans: Span) -> Any:
+        """Return a minibatch of those records at one span that were read; at least one record."""
+        (span,) = spans
         first = min(span[0] - self._first, max(0, len(self._records) - 1))
         last = max(first + 1, span[1] - self._first)
         return self.collate(list(itertools.islice(self._records, first, last)))

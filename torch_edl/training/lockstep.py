@@ -7,14 +7,16 @@ members' shared state, so a failed update is repeated with the same records.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch_edl.data.batch import SKIP, note
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.passes import Pass, Span
+from torch_edl.data.passes import Pass, Span, without
 from torch_edl.data.task_reader import TaskRecords
-from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.task_space import Piece, TaskSpace
 from torch_edl.data.tasks import LeasedTasks, ModelTask, NoMoreTasks, RecordTask, TaskFailed
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError, MinibatchError
@@ -27,7 +29,7 @@ from torch_edl.training.user_model import MemberBatches, UserModel
 _IDLE_S = 0.1
 
 
-class PositionUpdates:
+class PositionUpdates(ABC):
     """Base class of sources of updates by position; see
     :class:`~torch_edl.training.loop.UpdateSource`."""
 
@@ -50,7 +52,9 @@ class PositionUpdates:
 
         def minibatches() -> Iterator[Minibatch]:
             for number, span in enumerate(part.spans):
-                yield Minibatch(number, span[0], span[1] - span[0], self._take(span, start))
+                with ring.reporting(span, partial(self._name, span)):
+                    batch = self._take(span, start)
+                    yield Minibatch(number, span[0], self._records_of(span), batch)
             if not part.spans:
                 spare = self._spare((start, start + min(2, part.records)))
                 yield Minibatch(0, start, 0, spare)
@@ -67,6 +71,14 @@ class PositionUpdates:
         """Return the minibatch at ``span``, which belongs to the update at ``start``."""
         ring = self._engine.membership
         return self._batches.take(span, start, ring.rank, ring.world)
+
+    def _records_of(self, span: Span) -> int:
+        """Return the number of records at ``span`` that are trained."""
+        return span[1] - span[0]
+
+    @abstractmethod
+    def _name(self, span: Span) -> str:
+        """Return the name of the records at ``span``, for messages."""
 
     def _spare(self, span: Span) -> Any:
         """Return the batch of a member without records in the update, which takes part in the
@@ -119,7 +131,8 @@ class FileUpdates(PositionUpdates):
         self._per_epoch = file.config.train.evaluates_epochs
         self._alone = False
         self._damaged = 0
-        self._at_work: tuple[Span, bool] | None = None  # span, and whether each record is a sample
+        # The spans of the minibatch, and whether each of their records is a sample.
+        self._at_work: tuple[Sequence[Span], bool] | None = None
         self._ended = False
 
     def updates(self) -> Iterator[Update]:
@@ -163,6 +176,10 @@ class FileUpdates(PositionUpdates):
     def _count(self, update: Update) -> None:
         status, position, loss = self._status, self._engine.replica.position, update.loss
         status.damaged += self._damaged
+        if not self._alone:  # records that are left out count as damaged
+            position.left_out = max(
+                0, position.left_out - self._skipped((update.first, update.last))
+            )
         if self._alone and self._damaged < update.records and not math.isfinite(loss):
             position.left_out += update.records
         status.position = status.records = position.records
@@ -179,12 +196,13 @@ class FileUpdates(PositionUpdates):
         """Raise the error with the names of the records of this member's minibatch."""
         if not isinstance(error, MinibatchError) or self._at_work is None:
             raise error
-        span, is_by_record = self._at_work
-        pieces = self._space.pieces(span)
+        spans, is_by_record = self._at_work
+        pieces = self._pieces(spans)
         if error.sample is None or not is_by_record:
             if not self._status.steps:
-                pieces = self._space.pieces((span[0], min(span[0] + MOST_UNTRIED, span[1])))
-            more = span[1] - span[0] - sum(last - first for _, first, last in pieces)
+                pieces = self._pieces([(at, min(at + MOST_UNTRIED, end)) for at, end in spans[:1]])
+            more = sum(last - first for first, last in spans)
+            more -= sum(last - first for _, first, last in pieces)
             where = self._records.names(pieces) + f" and {more:,} more" * (more > 0)
         else:
             where = self._records.name(pieces, error.sample)
@@ -203,24 +221,45 @@ class FileUpdates(PositionUpdates):
     def _spare(self, span: Span) -> Batch:
         return Batch(None, None, 0)
 
+    def _pieces(self, spans: Sequence[Span]) -> list[Piece]:
+        return [piece for span in spans for piece in self._space.pieces(span)]
+
+    def _name(self, span: Span) -> str:
+        return self._records.names(self._space.pieces(span))
+
+    def _records_of(self, span: Span) -> int:
+        return super()._records_of(span) - self._skipped(span)
+
+    def _skipped(self, span: Span) -> int:
+        """Return the number of records at ``span`` that are left out, since they kill members."""
+        kept = without(span, self._engine.membership.skip)
+        return span[1] - span[0] - sum(last - first for first, last in kept)
+
     def _take(self, span: Span, start: int) -> Batch:
         """Return a minibatch. Warnings and errors name the samples that are damaged."""
+        ring = self._engine.membership
+        spans = without(span, ring.skip)
+        self._damaged += self._skipped(span)
+        if not spans:
+            return Batch(None, None, 0)
+        # Records that kill a process are not read ahead, but in the span that is reported.
+        alone = ring.reports_spans or any(last > start for _, last in ring.skip)
 
         def name(index: int) -> str:
-            return self._records.name(self._space.pieces(span), index)
+            return self._records.name(self._pieces(spans), index)
 
         try:
-            batch: Batch = super()._take(span, start)
+            batch: Batch = self._batches.sample(*spans) if alone else super()._take(span, start)
             note(batch.damaged, name)
             self._damaged += len(batch.damaged)
-            self._at_work = span, batch.size == span[1] - span[0]
+            self._at_work = spans, batch.size == sum(last - first for first, last in spans)
             return batch
         except FeedError as error:
             found = error
         # The records are read again in this process: a process of a DataLoader reports only the
         # text of the error.
         try:
-            self._batches.sample(span)
+            self._batches.sample(*spans)
         except FeedError as error:
             found = error
         where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"

@@ -35,8 +35,9 @@ class MemberBatches(Protocol):
         implementation may read ahead for later updates of the same member in the same ring."""
         ...
 
-    def sample(self, span: Span) -> Any:
-        """Return the minibatch at ``span``, out of order and read in this process."""
+    def sample(self, *spans: Span) -> Any:
+        """Return one minibatch of the records at some spans, out of order and read in this
+        process."""
         ...
 
     def close(self) -> None:

@@ -65,6 +65,8 @@ from torch_edl.wire.rings_pb2 import JoinRingResponse as JoinRingResponse
 from torch_edl.wire.rings_pb2 import StandByRequest as StandByRequest
 from torch_edl.wire.rings_pb2 import LeaveRingRequest as LeaveRingRequest
 from torch_edl.wire.rings_pb2 import LeaveRingResponse as LeaveRingResponse
+from torch_edl.wire.rings_pb2 import ReportSpanRequest as ReportSpanRequest
+from torch_edl.wire.rings_pb2 import ReportSpanResponse as ReportSpanResponse
 from torch_edl.wire.rings_pb2 import ReportCheckpointRequest as ReportCheckpointRequest
 from torch_edl.wire.rings_pb2 import ReportCheckpointResponse as ReportCheckpointResponse
 from torch_edl.wire.rounds_pb2 import JoinRoundRequest as JoinRoundRequest

@@ -174,6 +174,8 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
         elif not job.lifecycle.ending:  # otherwise the master asked it
             job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
     newest = request.ring == ring.number
+    if newest and ring.includes(worker):
+        job.spans.heard(request, now)
     if ring.includes(worker) and job.workload.heard(request, counts=newest):
         size = job.config.data.batch_size
         left_out = job.milestones.left_out
@@ -409,6 +411,15 @@ def _next_ring(
     if formed is None or member.id not in formed.workers:
         return None
     return pb.JoinRingResponse(ring=formed)
+
+
+def report_span(
+    job: ManagedJob, request: pb.ReportSpanRequest, now: float
+) -> pb.ReportSpanResponse:
+    """Record the span of a member of the newest ring."""
+    if request.ring == job.ring.number and request.worker_id in job.ring.living():
+        job.spans.report(request, now)
+    return pb.ReportSpanResponse(enough=not job.spans.watched)
 
 
 def leave_ring(job: ManagedJob, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:

@@ -38,6 +38,7 @@ from master.state.scripts.trainings import Trainings
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.script_data import ScriptProgress
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
+from master.state.work.suspect_spans import SuspectSpans
 from master.state.work.task_scheduler import TaskEvent, TaskScheduler
 from master.state.workforce.deaths import Gone
 from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
@@ -54,6 +55,7 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.watch import Verdict
 from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.wire import master_pb2 as pb
 
 _Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverEvent
 JobEvent = ActionEvent | StreamGrown | _Happened
@@ -93,6 +95,7 @@ class ManagedJob:
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
         self.ring = Ring()
+        self.spans = SuspectSpans()
         self.trainings = Trainings()
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if fleet.agents is not None:
@@ -102,7 +105,7 @@ class ManagedJob:
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
         self.milestones = Milestones(config, self.lifecycle, fleet, self.tasks, self.checkpoints)
         self.lost_workers = LostWorkers(
-            config, self.lifecycle, self.members, self.tasks, self.ring, self.workforce
+            config, self.lifecycle, self.members, self.tasks, self.ring, self.spans, self.workforce
         )
         self.verdicts: dict[tuple[str, int], Verdict] = {}
         """The newest verdicts of all watches by role and id of the process."""
@@ -279,6 +282,11 @@ class ManagedJob:
             self._renew("no worker that is left has the model", now)
         model = self.fleet.model
         formed = ring.form(restored_from=model.restored_from, values_only=model.values_only)
+        self.spans.ring_formed()
+        formed.report_spans = self.spans.watched
+        formed.skip.extend(
+            pb.TaskStep(first=each.first, last=each.last) for each in self.spans.skipped
+        )
         self.tasks.ledger.add("ring", formed.number, list(formed.workers))
         text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
         self.lifecycle.note("info", text, now)
@@ -293,6 +301,7 @@ class ManagedJob:
         again = number <= before
         kept = self.trainings.begin(number, self.checkpoints.named)
         self.ring.begin_training()
+        self.spans.begin_training()
         self.checkpoints.begin_training(kept, loads=number == 1)
         restore, values_only = self.checkpoints.restore_from, self.checkpoints.values_only
         self.fleet.renew(restore=restore, values_only=values_only)

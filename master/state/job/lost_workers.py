@@ -6,6 +6,8 @@ from master.state.actions import Become, Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
+from master.state.work.suspect_spans import SuspectSpans
+from master.state.work.suspects import verdict
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.workforce.workforce import WorkerLost, Workforce
 from torch_edl.config import JobConfig
@@ -26,14 +28,17 @@ class LostWorkers:
         members: Membership,
         tasks: TaskScheduler,
         ring: Ring,
+        spans: SuspectSpans,
         workforce: Workforce,
     ) -> None:
+        self._config = config
         self._cluster = config.cluster
         self._is_script = config.kind == "script"
         self._lifecycle = lifecycle
         self._members = members
         self._tasks = tasks
         self._ring = ring
+        self._spans = spans
         self._workforce = workforce
         self._late: set[int] = set()  # workers asked for their stacks
 
@@ -55,12 +60,29 @@ class LostWorkers:
         return cost
 
     def blame(self, exit: ProcessExit, now: float, *, log: str) -> None:
-        """Count the death of a worker that is not dropped yet against the task that it trained."""
-        match self._tasks.died(exit, now, log=log):
+        """Count the death of a worker that is not dropped yet against what it trained."""
+        in_span, event = self._blame_span(exit, now, log=log)
+        match event if in_span else self._tasks.died(exit, now, log=log):
             case Note() as note:
                 self._lifecycle.note(note.level, note.text, now)
             case Failure() as failure:
                 self._lifecycle.fail(failure.error, now)
+
+    def _blame_span(
+        self, exit: ProcessExit, now: float, *, log: str
+    ) -> tuple[bool, Note | Failure | None]:
+        """Count the death of a member of a ring against the span that it trained. Returns whether
+        it counts, and what follows."""
+        if exit.id not in self._ring.living() or exit.was_terminated or exit.was_taken:
+            return False, None
+        suspect = self._spans.died(exit.id, now, by_kill=exit.was_killed)
+        if suspect is None or suspect.deaths < self._cluster.max_task_failures:
+            return suspect is not None, None
+        skips = self._tasks.lockstep and not self._is_script
+        event = verdict(self._config, exit, suspect.span.name, log=log, skips=skips)
+        if isinstance(event, Note):
+            self._spans.skip(suspect)
+        return True, event
 
     def lose(
         self, event: WorkerLost, now: float, shown: str = "", *, silent_s: float = 0.0

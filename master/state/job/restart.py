@@ -14,7 +14,7 @@ from master.state.actions import Note
 from master.state.job.job import ManagedJob
 from master.state.workforce.processes import without_defaults
 
-FORMAT = 9
+FORMAT = 10
 """Format of the stored state; a change of what :func:`to_state` returns raises it."""
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32
@@ -86,6 +86,7 @@ def _parts(job: ManagedJob) -> dict[str, StatefulPart]:
         "members": job.members,
         "workforce": job.workforce,
         "ring": job.ring,
+        "spans": job.spans,
         "trainings": job.trainings,
         "checkpoints": job.checkpoints,
         "tasks": job.tasks,

@@ -16,14 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from master.state.actions import Failure, Note
 from master.state.work.leases import Lease
+from torch_edl.config import JobConfig
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 # Tasks that a worker may have begun, oldest first: in training, prefetched by the engine, prepared,
 # and in preparation.
 _BEGUN = 4
 # Seconds after the start of a step within which a SIGKILL of unknown cause counts.
-_AT_ONCE_S = 1.0
+AT_ONCE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,29 @@ class Suspect:
     master."""
     since: float = 0.0
     """Time at which the step began."""
+
+
+def verdict(
+    config: JobConfig, exit: ProcessExit, name: str, *, log: str, skips: bool
+) -> Note | Failure:
+    """Return the event that follows the last death that records may cause: the records are left out
+    from now on, or the job fails.
+
+    Args:
+        exit: the last death.
+        name: name of the records.
+        log: path of the worker's log.
+        skips: the records can be left out, if the user wants that.
+    """
+    memory = " (SIGKILL: is there enough memory?)" * (exit.was_killed and not exit.is_unknown)
+    text = (
+        f"{name}: {config.cluster.max_task_failures} workers in a row died while they read or "
+        f"computed these records; worker-{exit.id} {exit.how}{memory}; its log is {log}"
+    )
+    if skips and config.data.skip_damaged:
+        return Note("warning", f"{text}; the records are left out (--skip-damaged)")
+    fix = "; --skip-damaged leaves them out" * (config.kind == "train")
+    return Failure(f"{text}; look at the records{fix}")
 
 
 class Suspects:
@@ -100,7 +126,7 @@ class Suspects:
             self._of[tasks[0]].deaths = int(not by_kill)
             return None
         step, suspect.step = suspect.step, None
-        if step is None or (by_kill and now - suspect.since > _AT_ONCE_S):
+        if step is None or (by_kill and now - suspect.since > AT_ONCE_S):
             return None
         if suspect.died_at not in (None, step):
             suspect.deaths = 0  # the task got past that step

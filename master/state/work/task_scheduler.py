@@ -13,6 +13,7 @@ from master.state.work.fitting import Fitting
 from master.state.work.leases import IdleWorker, Lease, TaskFailures
 from master.state.work.progress import first_task, whole_epochs
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
+from master.state.work.suspects import verdict
 from master.state.work.tasks import TaskQueue, Unreported
 from torch_edl.config import JobConfig, extensions
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
@@ -359,16 +360,11 @@ class TaskScheduler:
         limit = self._config.cluster.max_task_failures
         if suspect is None or suspect.died_at is None or suspect.deaths < limit:
             return None
-        memory = " (SIGKILL: is there enough memory?)" * (exit.was_killed and not exit.is_unknown)
-        text = (
-            f"{suspect.died_at.name}: {limit} workers in a row died while they read or computed "
-            f"these records; worker-{exit.id} {exit.how}{memory}; its log is {log}"
-        )
-        if self._config.data.skip_damaged and queue.kind == pb.TASK_TRAIN:
+        skips = queue.kind == pb.TASK_TRAIN
+        event = verdict(self._config, exit, suspect.died_at.name, log=log, skips=skips)
+        if isinstance(event, Note):
             queue.suspects.skip(leases[0].task.id)
-            return Note("warning", f"{text}; the records are left out (--skip-damaged)")
-        fix = "; --skip-damaged leaves them out" * (self._config.kind == "train")
-        return Failure(f"{text}; look at the records{fix}")
+        return event
 
     def void(self) -> None:
         """Return every leased task to its queue; late reports on the leases are ignored."""

@@ -11,10 +11,12 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from torch_edl.data.passes import Span
 from torch_edl.data.resuming import SAME_SAMPLES, records_of
 from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.rendezvous import RingRendezvous
@@ -155,6 +157,10 @@ class RingMembership:
         """Connections to the other members; None if there are none."""
         self.joined = rendezvous is None
         """True if this process is in a ring, or always trains alone."""
+        self.reports_spans = False
+        """True if this process reports each span that it trains, since members died."""
+        self.skip: list[Span] = []
+        """Positions in the data of a model file that killed members, and are left out."""
         self._model = model
         self._replica = model.replica
         self._rendezvous = rendezvous
@@ -194,6 +200,27 @@ class RingMembership:
         self._has_model = has_model
         synchronize(self.group, self._replica, self._progress(0))
         self._has_model = True
+
+    @contextmanager
+    def reporting(self, span: Span, name: Callable[[], str]) -> Iterator[None]:
+        """Return a context in which this process reads, feeds or computes records. The master is
+        told if members of the ring died before, so that a death counts against the records. After
+        an exception, the span does not end: the process does, or the ring.
+
+        Args:
+            name: returns the name of the records, for messages.
+        """
+        if not self.reports_spans:
+            yield
+            return
+        self._report_span(pb.TaskStep(first=span[0], last=span[1], name=name()))
+        yield
+        self._report_span(pb.TaskStep())
+
+    def _report_span(self, span: pb.TaskStep) -> None:
+        if self.reports_spans and self._rendezvous is not None:
+            number = self._replica.position.pass_index
+            self.reports_spans = self._rendezvous.report_span(self.ring, number, span)
 
     def close(self) -> None:
         """Close the connections of the ring, so that no other member waits for this process."""
@@ -266,6 +293,8 @@ class RingMembership:
             return False
         self._has_model = self.joined = True
         self.rank, self.world = rank, size
+        self.reports_spans = ring.report_spans
+        self.skip = [(each.first, each.last) for each in ring.skip]
         self._rendezvous.joined(ring.number, self._replica.position.records)
         return True
 

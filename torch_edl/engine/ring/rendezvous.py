@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # Longer than the master's long poll of 2 s for a ring, but not much longer: a worker notices only
 # between two calls that it must leave.
 _CALL_S = 6.0
+# The other members wait meanwhile.
+_REPORT_S = 2.0
 # Time for which a master may be away; a restart takes seconds.
 _MASTER_AWAY_S = 600.0
 _SAY_S = 10.0  # a wait of this length is logged
@@ -109,6 +111,12 @@ class RingRendezvous(Protocol):
     @property
     def stopping(self) -> bool:
         """True if all processes were asked to leave, because the user stops the job."""
+        return False
+
+    def report_span(self, ring: int, pass_index: int, span: pb.TaskStep) -> bool:
+        """Report the records that this process begins to read or compute, so that its death counts
+        against them; an empty span ends them. Return True if later spans of the ring are to be
+        reported."""
         return False
 
     def may_commit(self) -> bool:
@@ -240,6 +248,17 @@ class MasterRendezvous(RingRendezvous):
     @property
     def stopping(self) -> bool:
         return self._heartbeat.stopping.is_set()
+
+    def report_span(self, ring: int, pass_index: int, span: pb.TaskStep) -> bool:
+        """Return False if the master does not answer, so that no later update waits for it."""
+        request = pb.ReportSpanRequest(
+            worker_id=self.worker_id, ring=ring, pass_index=pass_index, span=span
+        )
+        try:
+            return not self._master.call(request, timeout_s=_REPORT_S).enough
+        except grpc.RpcError as error:
+            log.debug("reporting a span: %s", error.code())
+            return False
 
     def may_commit(self) -> bool:
         """Return True if the master has answered recently and knows this worker.
