@@ -198,6 +198,7 @@ def test_the_command_line_goes_first(tmp_path: Path, training: int, folder: str)
         worker_id=0,
         ring=0,
         training=training,
+        models="",
         heartbeat=None,
         progress=None,
         close=lambda: None,
