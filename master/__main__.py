@@ -177,6 +177,7 @@ def _run_once(
             resumed = job_files.newest(config, left, claim)
         else:
             resumed = job_files.prepare(config)
+        resumed_later = {} if left else job_files.prepare_later(config)
         evaluated = job_files.evaluated(config, left)
         if resumed is not None and not (left and left["fleet"]["strategy"]):
             config = continued(config, resumed.path, resumed.manifest)
@@ -209,6 +210,7 @@ def _run_once(
         fleet,
         folder=temporary,
         resumed=resumed,
+        resumed_later=resumed_later,
         evaluated=evaluated,
         preprocessing=job_files.preprocessing(
             preprocessing, config, resumed, restarted=left is not None

@@ -45,10 +45,23 @@ def prepare(config: JobConfig) -> Saved | None:
     none."""
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
-    root = Path(config.checkpoint.dir)
+    return _prepare(Path(config.checkpoint.dir), resume=config.checkpoint.resume)
+
+
+def _prepare(root: Path, *, resume: bool) -> Saved | None:
     layout.remove_leftovers(root)
-    newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
+    newest = layout.newest_to_resume(root, resume=resume)
     return None if newest is None else Saved(newest, layout.read(newest))
+
+
+def prepare_later(config: JobConfig) -> dict[int, Saved]:
+    """Return the checkpoints to resume later trainings of a script from, by their numbers; see
+    :func:`prepare`."""
+    if not config.checkpoint.dir or config.kind != "script":
+        return {}
+    folders = layout.training_dirs(config.checkpoint.dir)
+    found = {n: _prepare(root, resume=config.checkpoint.resume) for n, root in folders.items()}
+    return {number: saved for number, saved in found.items() if saved is not None}
 
 
 def newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = None) -> Saved | None:
@@ -59,6 +72,7 @@ def newest(config: JobConfig, left: Mapping[str, Any], claim: Claim | None = Non
     if ring or config.kind not in ("train", "script"):
         return None
     root, noted = config.checkpoint.dir, left["checkpoints"]["newest"]
+    root = root and left["checkpoints"]["root"]
     complete = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
     for path in sorted(set(complete), reverse=True):
         with contextlib.suppress(CheckpointError):

@@ -62,3 +62,67 @@ def test_each_training_counts_each_record_also_if_a_worker_is_killed(
     assert (status["records"]["done"], status["steps"]) == (320 + 1280 + 2880, 140)
     assert not kept or "training-2" in status["checkpoint"] or "training-3" in status["checkpoint"]
     assert kept or not status["checkpoint"], "the folder of the models of trainings is temporary"
+
+
+ON_SERVERS = """
+import os, signal, time
+import torch, torch_edl
+from torch.utils.data import TensorDataset
+earlier = []
+for number in (1, 2):
+    job = torch_edl.init()
+    rows = torch_edl.nn.Embedding(None, 1, initializer="zeros")  # each row counts its record
+    dense = torch.nn.Embedding(320 * number, 1)
+    torch.nn.init.zeros_(dense.weight)
+    model = torch.nn.ModuleList([rows, dense])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = job.prepare(model, optimizer)
+    data = TensorDataset(torch.arange(320 * number))
+    for (x,) in job.loader(data, batch_size=4, shuffle=True, epochs=number):
+        optimizer.zero_grad()
+        (-model[0](x).sum() - model[1](x).sum()).backward()
+        optimizer.step()
+        if number == 2 and job.step == 10:
+            try:
+                os.close(os.open("killed", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        while number == 2 and job.step >= 10 and not os.path.exists("replaced"):
+            time.sleep(0.01)
+    values = job.state_dict()
+    counts = [values["0.vectors"].unique().tolist(), values["1.weight"].unique().tolist()]
+    earlier.append((len(values["0.ids"]), counts))
+    if number == 1 and os.path.exists("killed"):
+        open("replaced", "w").close()
+    print("trainings", earlier, flush=True)
+    job.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [False, True])
+def test_each_training_on_servers_counts_each_record_also_if_a_worker_is_killed(
+    kept: bool, place: Place
+) -> None:
+    name = "served-kept" if kept else "served"
+    for mark in ("killed", "replaced"):
+        (place / mark).unlink(missing_ok=True)
+    (place / "served.py").write_text(ON_SERVERS)
+    options = "--workers 2 --ps 2 --strategy ps" + " --checkpoint-dir served-ck" * kept
+    done = place(f"run {options} --job-name {name} served.py")
+    one = "(320, [[1.0], [1.0]])"
+    ends = [f"trainings [{one}]", f"trainings [{one}, (640, [[2.0], [2.0]])]"]
+    # The replacement of the process that was killed in training 2 has the model of training 1.
+    found = [line for line in done.stdout.splitlines() if line.startswith("trainings")]
+    assert sorted(found) == sorted([ends[0], *ends, *ends]), done.text
+    report = json.loads(place(f"audit {name} --json").stdout)
+    assert report["verdict"] == "holds", report
+    each = [(epoch["training"], epoch["records_done"]) for epoch in report["epochs"]]
+    assert each == [(1, 320), (2, 640), (2, 640)]
+    status = json.loads(place(f"status {name} --json").stdout)
+    assert (status["records"]["done"], status["records"]["total"]) == (1600, 1600)
+    if kept:
+        again = place(f"run {options} --resume --job-name again served.py")
+        found = [line for line in again.stdout.splitlines() if line.startswith("trainings")]
+        assert sorted(found) == sorted([*ends, *ends]), again.text

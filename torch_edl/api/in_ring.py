@@ -18,7 +18,9 @@ import torch
 from torch_edl.api.ending import Ending, Interrupts
 from torch_edl.api.loader import Loader
 from torch_edl.api.saver import Saver
+from torch_edl.checkpoint import layout
 from torch_edl.data.passes import Pass, Span
+from torch_edl.engine.replica import Position
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import UsageError
@@ -99,7 +101,11 @@ class ScriptInRing:
         self.restored = restored is not None
         """True if the job was restored from a checkpoint."""
         if restored is not None and rendezvous is None:
-            engine.replica.restore(restored, values_only=False)
+            manifest = layout.read(restored)
+            was_on_servers = saver.over and manifest.on_servers
+            engine.replica.restore(restored, values_only=was_on_servers)
+            if was_on_servers:  # its position is in tasks
+                engine.replica.position = Position(step=manifest.steps, pass_index=ENDLESS)
             self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
 

@@ -105,8 +105,8 @@ class Job(JobState):
         self._rendezvous = rendezvous
         if rendezvous is not None and checkpoint.dir:
             self._take_folder(checkpoint.dir)
-        # The master has checked the folder of the command line for the first training.
-        given = session is not None and session.config.checkpoint.dir and session.training <= 1
+        # The master has checked the folder of the command line.
+        given = session is not None and session.config.checkpoint.dir
         first = session is None or (not session.ring and not given)
         # Torchrun fixes the ranks; with a master, any process may become rank 0.
         writes = session is not None or int(os.environ.get("RANK", "0")) == 0
@@ -286,7 +286,8 @@ class Job(JobState):
             report = report_model(model, optimizers[0])
             with self.ending.dismissal():
                 ready = self._session.start(report)
-            if self._session.training > 1:  # the strategy is that of the first training
+            if self._session.training > 1 and ready.strategy != "ps":
+                # The strategy is that of the first training.
                 choose("allreduce", report.embeddings, max_workers=1, large_embedding=0)
             if ready.strategy == "ps":
                 if further:

@@ -103,6 +103,9 @@ class Saver:
         OSError: the folder cannot be written.
     """
 
+    over = False
+    """True if other processes have completed the training."""
+
     def __init__(
         self,
         config: CheckpointConfig,
@@ -307,6 +310,8 @@ class TrainedSaver(Saver):
     Args:
         checkpoint: path of the checkpoint.
     """
+
+    over = True
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(CheckpointConfig(), None)

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 EXPORTED_MODEL, EXPORTED_METADATA = "model.safetensors", "metadata.json"
 _NAME = re.compile(r"step-(\d+)")
+_TRAINING = re.compile(r"training-([1-9]\d{0,8})")
 _TEMPORARY = ".snapshot-"
 
 
@@ -50,6 +51,12 @@ def training_dir(root: str | Path, number: int) -> Path:
     """Return the folder for the checkpoints of a training of a script; the first one has number 1,
     and uses ``root``."""
     return Path(root) / f"training-{number}" if number > 1 else Path(root)
+
+
+def training_dirs(root: str | Path) -> dict[int, Path]:
+    """Return the folders of the later trainings of a script by their numbers."""
+    found = {path: _TRAINING.fullmatch(path.name) for path in Path(root).glob("training-*")}
+    return {int(match[1]): path for path, match in sorted(found.items()) if match}
 
 
 def temporary_dir(root: str | Path) -> Path:

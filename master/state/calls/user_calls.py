@@ -51,6 +51,12 @@ def describe(
         status.usage_error = outcome.usage_error
     finished = outcome is not None and outcome.state == "finished"
     job.workload.describe(status, finished=finished)
+    before = job.trainings.before
+    status.nan_steps += before.nan_steps
+    if status.records_total:
+        status.records_total += before.records + before.early
+    if finished:
+        status.records_early += before.early
     records_per_s, steps_per_s = lifecycle.rates.per_second()
     status.rates["records_per_s"] = records_per_s
     status.rates["steps_per_s"] = steps_per_s

@@ -55,6 +55,7 @@ def register(
     process = job.fleet.worker(worker)
     if process is not None and process.was_spare and process.state == STARTING:
         job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
+    job.trainings.awaited = False
     known = job.fleet.registered(worker)
     if not known or not job.members.register(worker, request.pid, now):
         raise UsageError(f"worker {worker}: not a worker that this job waits for")
@@ -81,17 +82,15 @@ def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:
             "torch_edl.init(): a second training under torchrun; use torch-edl run, or start "
             "torchrun once for each training"
         )
-    if job.fleet.strategy == "ps":
-        raise UsageError(
-            "torch_edl.init(): a second training; parameter servers hold the model of one "
-            "training: start a job for each, or use --strategy allreduce"
-        )
     before = job.script_workforce().before(request)
     member = job.members.get(before)
     if member is not None:
         _leave(job, member, now, finished=True)
     job.ring.exited(before, well=True)
     if job.ring.occupied:
+        return False
+    # On servers, each process comes to the end of a training by itself, also one that joined late.
+    if job.fleet.strategy == "ps" and (len(job.members) or not job.complete_training()):
         return False
     for late in list(job.members):  # processes that did not join in time
         _leave(job, late, now, finished=False)
@@ -102,7 +101,9 @@ def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:
 def report_model(
     job: ManagedJob, request: pb.ReportModelRequest, now: float
 ) -> pb.ReportModelResponse:
-    job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
+    fleet, preparation = job.fleet, job.preparation
+    events = preparation.model_reported(request, fleet.workers_wanted, strategy=fleet.strategy)
+    job.prepare(events, now)
     return pb.ReportModelResponse()
 
 

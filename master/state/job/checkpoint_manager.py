@@ -26,6 +26,7 @@ from master.state.actions import (
     WriteOutput,
 )
 from master.state.job.checkpoint_policy import ATTEMPTS, BestCheckpoint, CheckpointSchedule
+from torch_edl.checkpoint.layout import training_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import AnySpace
@@ -121,8 +122,9 @@ class CheckpointManager:
     ) -> None:
         self.temporary = folder / "final"
         """Folder of the final models of a job without a checkpoint directory."""
-        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self.temporary
-        """Checkpoint directory, or a temporary folder of the job without one."""
+        self.root = self._folder = Path(config.checkpoint.dir or self.temporary)
+        """Folder of the checkpoints of the current training."""
+        self._keeps_final = False  # also without a checkpoint directory
         self.newest = resumed
         """Newest complete checkpoint; None before the first."""
         self.best = best
@@ -155,8 +157,17 @@ class CheckpointManager:
     @property
     def complete(self) -> bool:
         """True if no checkpoint or output remains to be written."""
-        wanted = self._trains and (self._config.dir or self._config.output)
-        return (self.final is not None or not wanted) and self.output.written
+        return (self.final is not None or not self._wants_final) and self.output.written
+
+    @property
+    def _wants_final(self) -> bool:
+        kept = self._config.dir or self._config.output or self._keeps_final
+        return self._trains and bool(kept)
+
+    def keep_final(self) -> None:
+        """Require a final checkpoint of this training also without a checkpoint directory: other
+        processes may need the model in a later training."""
+        self._keeps_final = True
 
     @property
     def restore_from(self) -> str:
@@ -188,7 +199,7 @@ class CheckpointManager:
             settled: all training is done and applied.
         """
         if settled:
-            return self.final is None and bool(self._config.dir or self._config.output)
+            return self.final is None and self._wants_final
         return self._schedule.is_due(steps)
 
     def take_actions(self) -> list[Effect]:
@@ -278,14 +289,18 @@ class CheckpointManager:
             self._attempt.commit = commit
         self._actions.append(commit)
 
-    def begin_training(self, newest: str, *, loads: bool) -> None:
-        """Begin the checkpoints of another training of a script, which a ring writes.
+    def begin_training(self, number: int, newest: str, saved: Saved | None) -> None:
+        """Begin the checkpoints of another training of a script. Only the first training begins
+        with the model of ``--load``.
 
         Args:
             newest: newest checkpoint of the training; empty if there is none.
-            loads: True if the training begins with the model of ``--load``.
+            saved: the same checkpoint, if the model is on servers.
         """
-        self.named, self._load = newest, self._config.load if loads else ""
+        self.named, self.newest = newest, saved
+        self._load = self._config.load if number == 1 else ""
+        self.root, self._keeps_final = training_dir(self._folder, number), False
+        self._reset()
 
     def written_by_ring(self, directory: str) -> list[Note]:
         """Record a checkpoint that a script's ring wrote, as the one to restore."""
@@ -381,6 +396,8 @@ class CheckpointManager:
             "written": self.output.written,
             "stopped": self.output.stopped,
             "failures": self._schedule.failures,
+            "root": str(self.root),
+            "keeps_final": self._keeps_final,
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -391,7 +408,8 @@ class CheckpointManager:
         """
         if self.newest is None:
             self.named = state["newest"]
-        self._load = state["load"]
+        self._load, self._keeps_final = state["load"], state["keeps_final"]
+        self.root = Path(state["root"])
         self._incarnation = state["incarnation"]
         self._schedule.next, self._schedule.failures = state["next"], state["failures"]
         self._flushed = state["flushed"]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from master.state.actions import (
@@ -34,7 +34,7 @@ from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.scripts.meetings import Meetings
 from master.state.scripts.script_workforce import ScriptWorkforce
-from master.state.scripts.trainings import Trainings
+from master.state.scripts.trainings import Counts, Trainings
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.script_data import ScriptProgress
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotWritten
@@ -67,6 +67,7 @@ class ManagedJob:
     Args:
         folder: temporary folder of the job.
         resumed: the checkpoint to resume from.
+        resumed_later: checkpoints to resume later trainings of a script from, by their numbers.
         evaluated: earlier checkpoints of which one may be the best.
         preprocessing: already fitted, by an earlier master or with the loaded model.
         wall_offset_s: Unix time minus the clock of the events.
@@ -79,6 +80,7 @@ class ManagedJob:
         *,
         folder: Path,
         resumed: Saved | None = None,
+        resumed_later: Mapping[int, Saved] | None = None,
         evaluated: Iterable[Saved] = (),
         preprocessing: bytes = b"",
         wall_offset_s: float = 0.0,
@@ -96,7 +98,7 @@ class ManagedJob:
         self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
         self.ring = Ring()
         self.spans = SuspectSpans()
-        self.trainings = Trainings()
+        self.trainings = Trainings(resumed_later)
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
         if fleet.agents is not None:
             self.workforce = ScriptWorkforce(
@@ -135,13 +137,16 @@ class ManagedJob:
         return "finishing" if closed else self.lifecycle.state
 
     def done(self) -> tuple[int, int]:
-        """Return (records, minibatches) that are in the model."""
-        return self.workload.done(self.members)
+        """Return (records, minibatches) that are in the model, and in those of the earlier
+        trainings of a script."""
+        records, steps = self.workload.done(self.members)
+        before = self.trainings.before
+        return before.records + records, before.steps + steps
 
     @property
     def is_untried(self) -> bool:
         """True before the first update of this job: the user's code has not proven to work."""
-        return self.done()[0] <= self.workload.records_before
+        return self.workload.done(self.members)[0] <= self.workload.records_before
 
     def start(self, now: float) -> None:
         """Begin the job once the master listens."""
@@ -299,20 +304,47 @@ class ManagedJob:
         current one is left."""
         before, (done, _) = self.trainings.number, self.done()
         again = number <= before
-        kept = self.trainings.begin(number, self.checkpoints.named)
+        newest, counts = self.checkpoints.newest, self._counts_on_servers()
+        kept = self.trainings.begin(number, self.checkpoints.named, newest, counts)
         self.ring.begin_training()
         self.spans.begin_training()
-        self.checkpoints.begin_training(kept, loads=number == 1)
+        self.checkpoints.begin_training(number, *kept)
         restore, values_only = self.checkpoints.restore_from, self.checkpoints.values_only
         self.fleet.renew(restore=restore, values_only=values_only)
         if isinstance(self.workload, ScriptProgress):
             self.workload.begin_training(again=again)
+        else:
+            self.tasks.begin_training(number)
+            self.preparation.begin_training(self.checkpoints.newest)
+            self.milestones.begin_training()
+            self.meetings.begin_training()
+            self.lifecycle.continued()
         if again:
             self.lifecycle.rolled_back(done)
             text = f"no process of training {before} is left: the script starts again"
             self.lifecycle.note("error", text, now)
         else:
             self.lifecycle.note("info", f"training {number} of the script begins", now)
+
+    def _counts_on_servers(self) -> Counts:
+        """Return what was done in the current training; zeros in a ring."""
+        main = self.tasks.main
+        if self.fleet.strategy != "ps" or main is None:
+            return Counts()
+        records, steps = self.tasks.done(self.members)
+        left_out = self.milestones.left_out.nan_steps
+        return Counts(records, steps, main.space.total_records - records, left_out)
+
+    def complete_training(self) -> bool:
+        """Complete the current training, whose model is on servers: the script has left it in all
+        processes. Returns False while its last checkpoint or the output is being written."""
+        self.trainings.awaited = True
+        if not self.tasks.ready:
+            return True
+        # A cluster may have no folder that servers and workers share.
+        if self.config.checkpoint.output or not self.fleet.starts.is_scheduled:
+            self.checkpoints.keep_final()
+        return self.milestones.settled and self.checkpoints.complete
 
     def _renew(self, text: str, now: float) -> None:
         """Begin a new incarnation of a lost model from the newest checkpoint."""
@@ -368,7 +400,7 @@ class ManagedJob:
         if self.workload.members_save:  # the members know whether there are checkpoints
             saves = bool(self.ring.living())
         else:
-            saves = self.milestones.has_more_than_is_kept(self.done()[0])
+            saves = self.milestones.has_more_than_is_kept(self.workload.done(self.members)[0])
         if at_once or (first and not saves):
             self.lifecycle.stopped(now)
         elif first:
@@ -428,12 +460,14 @@ class ManagedJob:
         stopping = self.lifecycle.stopping
         if stopping is None:
             # A script may leave its loop.
-            trained = self.tasks.trained or self.workforce.scripts_over(now)
+            left = self.trainings.awaited or self.workforce.scripts_over(now)
+            trained = self.tasks.trained or left
         else:
             # A worker that has the model in its own process writes it while it leaves.
             left = not len(self.members) or now >= stopping.leave_by
             trained = left or self.fleet.strategy != "ps"
         if self.tasks.ready:
+            steps -= self.trainings.before.steps  # the checkpoints of a training count its own
             self.milestones.advance(now, steps=steps, trained=trained)
 
     def conclude(self, now: float) -> None:

@@ -72,6 +72,11 @@ class Milestones:
         if self.restored():
             self._lifecycle.note("warning", nothing_left(self._config), now)
 
+    def begin_training(self) -> None:
+        """Begin another training of a script, whose tasks follow."""
+        self.settled, self.epoch_ends, self._epoch = False, [], 0
+        self.left_out = NanSteps()
+
     def restored(self) -> bool:
         """Reset to the progress of the queue. Returns whether nothing is left to train."""
         main = self._tasks.main

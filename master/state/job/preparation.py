@@ -60,6 +60,7 @@ class Preparation:
 
     def __init__(self, config: JobConfig, tasks: TaskScheduler, *, resumed: Saved | None) -> None:
         self._use(config)
+        self._given = config
         self._tasks = tasks
         self._resumed = resumed
         self._model: pb.ReportModelRequest | None = None
@@ -72,6 +73,16 @@ class Preparation:
         self.config = config
         """Configuration of the job; for a script on servers, it includes the data of its loader."""
         self.config_json = config.to_json()
+
+    def begin_training(self, resumed: Saved | None) -> None:
+        """Expect another model and its data: those of another training of a script.
+
+        Args:
+            resumed: the checkpoint to resume from.
+        """
+        self._use(self._given)
+        self._resumed = resumed
+        self._model = self._data = self._state = None
 
     @property
     def needs_scan(self) -> bool:
@@ -106,16 +117,20 @@ class Preparation:
         yield from self._make_tasks()
 
     def model_reported(
-        self, model: pb.ReportModelRequest, workers: int
+        self, model: pb.ReportModelRequest, workers: int, *, strategy: str = ""
     ) -> Iterator[PreparationEvent]:
         """Record the model that a worker reports; the first report decides the strategy for the
-        wanted number of ``workers``."""
+        wanted number of ``workers``.
+
+        Args:
+            strategy: strategy of an earlier training of the script; empty if there is none.
+        """
         if self._model is not None:
             return
         self._model, self._state = model, None
         config = self.config
         choice = choose(
-            config.train.strategy,
+            strategy or config.train.strategy,
             model.embeddings,
             max_workers=workers,
             large_embedding=config.train.large_embedding,

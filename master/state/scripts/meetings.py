@@ -103,6 +103,12 @@ class Meetings:
         member = self._members.get(worker)
         return member is not None and not member.draining
 
+    def begin_training(self) -> None:
+        """Forget the loops and values of the training before; no worker is left in it."""
+        self.begun = 0
+        for kept in (self.epochs, self._positions, self._results, self._groups):
+            kept.clear()
+
     def void(self) -> None:
         """Discard partial values: the model was replaced."""
         self._groups.clear()

@@ -179,6 +179,15 @@ class TaskScheduler:
         elif resumed is not None and config.trains:
             self.restore(resumed)
 
+    def begin_training(self, number: int) -> None:
+        """Drop the tasks of a training of a script; those of another training follow. Leases are
+        numbered on, so a late report of the training before names an unknown lease."""
+        total = self.main.space.total if self.main is not None else 0
+        self.ledger.begin_training(number, total)
+        self.main = self.evaluations = self._unreported = self._restored = None
+        self.shards, self.identity, self.records_before = (), {}, 0
+        self.snapshot.drop()
+
     # ---- leases ----
 
     def trial(self) -> pb.LeaseMessage | None:

@@ -107,6 +107,7 @@ class Starts:
         self.env: dict[str, str] = {}
         """Environment variables of all processes."""
         self.machines = Machines()
+        self.is_scheduled = is_scheduled
         self._first_state = PENDING if is_scheduled else STARTING
         self._per_pod = workers_per_pod
         self._next_id: dict[str, int] = {}

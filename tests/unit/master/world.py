@@ -93,6 +93,7 @@ class World(Said):
         spec: str = "",
         preprocessing: bytes = b"",
         resumed: Saved | None = None,
+        resumed_later: Mapping[int, Saved] = MappingProxyType({}),
         evaluated: Sequence[Saved] = (),
         state: dict[str, Any] | None = None,
         same_address: bool = False,
@@ -139,6 +140,7 @@ class World(Said):
             ),
             folder=Path("/job"),
             resumed=resumed,
+            resumed_later=resumed_later,
             evaluated=evaluated,
             preprocessing=preprocessing,
         )

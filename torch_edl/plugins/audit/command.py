@@ -86,8 +86,15 @@ def _epochs(report: dict[str, Any], console: Console) -> None:
         back = ", ".join(f"{why} {count:,}" for why, count in each["returned"].items())
         count, done = f"{each['tasks']:,}", f"{each['done']:,}"
         records = f"{each['records_done']:,} of {each['records']:,}"
-        epochs.add_row(str(each["epoch"] + 1), count, done, records, workers, back or "none")
+        epochs.add_row(_of_training(each, report), count, done, records, workers, back or "none")
     console.print(epochs)
+
+
+def _of_training(epoch: dict[str, Any], report: dict[str, Any]) -> str:
+    """Return the number of an epoch, after that of its training if the job has several."""
+    number = str(epoch["epoch"] + 1)
+    several = report["epochs"][-1]["training"] > 1
+    return f"{epoch['training']}: {number}" if several else number
 
 
 def _passes(report: dict[str, Any], console: Console) -> None:
@@ -124,6 +131,6 @@ def _tasks(report: dict[str, Any], console: Console) -> None:
         back = "; ".join(
             f"{b['worker']}: {b['reason']}, {b['committed']:,} committed" for b in each["returned"]
         )
-        row = (str(each["task"]), str(each["epoch"] + 1), place, each["worker"], back)
+        row = (str(each["task"]), _of_training(each, report), place, each["worker"], back)
         tasks.add_row(*row)
     console.print(tasks)

@@ -77,7 +77,8 @@ class TaskLedger:
         self.add("position", *place, heartbeat.pass_records, before, left)
 
     def begin(self, space: Any) -> None:
-        """Record what the ids of tasks mean, once in a job. A restarted master calls this again."""
+        """Record what the ids of tasks mean, once in a training. A restarted master calls this
+        again."""
         self._space = space
         if self._begun:
             return
@@ -88,6 +89,12 @@ class TaskLedger:
         names = ("records_per_task", "epochs", "batch_size", "seed", "shuffle")
         order = {name: getattr(space, name) for name in names if hasattr(space, name)}
         self.add("begin", {"of": kind, **order, **named})
+
+    def begin_training(self, number: int, total: int) -> None:
+        """Record that another training of a script begins, whose tasks are numbered from 0. The
+        one before had ``total`` tasks; 0: none."""
+        self.add("training", number, total)
+        self._space, self._begun, self._position = None, False, _NOWHERE
 
     def restored(self, progress: Watermarks) -> None:
         """Record that the job goes on from the progress of a checkpoint, or of its servers."""

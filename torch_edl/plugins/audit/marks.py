@@ -22,7 +22,8 @@ def compare(folder: JobFolder, config: JobConfig, job: Replay, tasks: Tasks | No
     older than its checkpoint."""
     if job.end is None or job.end[0] == "failed" or not config.checkpoint.dir:
         return []
-    found = _newest(folder, config)
+    # Trainings of a ring have one number here: their passes are numbered on.
+    found = _newest(folder, config, layout.training_dir(config.checkpoint.dir, job.training))
     if found is None:
         return []
     path, manifest = found
@@ -34,11 +35,12 @@ def compare(folder: JobFolder, config: JobConfig, job: Replay, tasks: Tasks | No
     return [f"{path / layout.MANIFEST}: {problem}"] if problem else []
 
 
-def _newest(folder: JobFolder, config: JobConfig) -> tuple[Path, Manifest] | None:
-    """Return the newest checkpoint that this run of the job wrote; None if there is none."""
+def _newest(folder: JobFolder, config: JobConfig, root: Path) -> tuple[Path, Manifest] | None:
+    """Return the newest checkpoint under ``root`` that this run of the job wrote; None if there is
+    none."""
     master = folder.master()
     with contextlib.suppress(CheckpointError, OSError):
-        for path in reversed(layout.complete(config.checkpoint.dir)):
+        for path in reversed(layout.complete(root)):
             found = layout.read(path)
             run = run_id(config.name, master.token) if master is not None else found.run
             if (found.job, found.run) == (config.name, run):

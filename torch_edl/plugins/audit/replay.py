@@ -44,6 +44,7 @@ _KINDS: dict[str, Any] = {
     "position": tuple[str, Count, Count, Count, Count, Count],
     "ring": tuple[str, Count, list[Count]],
     "lost": tuple[str, Count, Count],
+    "training": tuple[str, Annotated[int, Range(1, 1 << 40)], Count],
     "end": tuple[str, str, Count],
 }
 """Types of the entries by kind; ``docs/guarantees.md`` describes them."""
@@ -80,8 +81,12 @@ class PassPosition:
 
 @dataclass
 class Replay:
-    """The job after all entries."""
+    """The job after all entries: the current training of a script, and the earlier ones."""
 
+    training: int = 1
+    """Number of the training; 1 for a model file."""
+    earlier: list[Replay] = field(default_factory=list)
+    """Earlier trainings of a script on servers. Those of a ring are in :attr:`passes`."""
     begun: Begin = field(default_factory=Begin)
     """What the ids of tasks mean; empty before the data was known."""
     done: DoneTasks = field(default_factory=DoneTasks)
@@ -105,7 +110,7 @@ class Replay:
     """Number of returned leases by (task, reason)."""
     restores: list[Restore] = field(default_factory=list)
     end: tuple[str, int] | None = None
-    """State of the ended job, and its number of tasks."""
+    """State of the ended job, or ``trained`` for an earlier training; and its number of tasks."""
     ends_restored: bool = False
     """True if nothing happened between the last restore and the end."""
     problems: list[str] = field(default_factory=list)
@@ -135,15 +140,38 @@ class Replay:
 def replay(entries: Iterable[tuple[int, float, list[Any]]], file: str) -> Replay:
     """Return the job after the entries; ``file`` is named by the problems."""
     job, rewound = Replay(), False
+    trainings, problems = {1: job}, job.problems
     for number, _, entry in entries:
+        problem = ""
         try:
             kind = entry[0] if entry and isinstance(entry[0], str) else ""
-            problem = _apply(job, _CONVERTERS[kind](entry), number, rewound)
+            found = _CONVERTERS[kind](entry)
+            if kind == "training":
+                job = _begin(trainings, job, found[1], found[2], number)
+            else:
+                problem = _apply(job, found, number, rewound)
         except (ValueError, KeyError):
             problem = f"{str(entry)[:80]}: not an entry of the ledger"
         rewound = entry[:1] == ["restored"] or (rewound and entry[:1] != ["position"])
-        if problem and len(job.problems) < _LISTED:
-            job.problems.append(f"{file}, line {number}: {problem}")
+        if problem and len(problems) < _LISTED:
+            problems.append(f"{file}, line {number}: {problem}")
+    job.earlier = [trainings[each] for each in sorted(trainings) if each < job.training]
+    job.problems = problems
+    return job
+
+
+def _begin(
+    trainings: dict[int, Replay], before: Replay, number: int, total: int, line: int
+) -> Replay:
+    """Return the training that begins, after one of ``total`` tasks: the next one, or an earlier
+    one again. An earlier one goes on from a checkpoint, which follows, or from the beginning."""
+    before.end = ("trained", total)
+    for later in [each for each in trainings if each > number]:
+        del trainings[later]
+    job = trainings.setdefault(number, Replay(training=number))
+    if job.begun:
+        _restore(job, 0, {}, [], line)
+    job.end = None
     return job
 
 

@@ -52,7 +52,16 @@ class _Audit:
             self.problems.append(f"{file}, line {self.records.lines + 1}: {text}")
         self.finished = end == "finished"
         self.tasks: Tasks | None = tasks_of(self._config, self.job)
-        self.epochs = epochs_of(self.tasks, self.job) if self.tasks is not None else []
+        self.parts = [(each, tasks_of(self._config, each)) for each in self.job.earlier]
+        """The earlier trainings of a script on servers, and the current one; see
+        :attr:`Replay.earlier`."""
+        self.parts.append((self.job, self.tasks))
+        self.epochs = [
+            {"training": job.training, **epoch}
+            for job, tasks in self.parts
+            if tasks is not None
+            for epoch in epochs_of(tasks, job)
+        ]
         if self.epochs and self.epochs[0]["epoch"]:
             text = f"the report has the newest {MOST_EPOCHS:,} epochs; all epochs were checked"
             self.notes.append(text)
@@ -83,11 +92,15 @@ class _Audit:
                 text = f"pass {each.number} trained {each.position:,} records of an IterableDataset"
                 why = "the job does not know how many records the data have"
                 self.unproven.append(f"{text}, whose length is unknown: {why}")
+        text = "the script left its loop, drop_last dropped them, or they were lost"
+        for job, tasks in self.parts[:-1]:
+            if tasks is not None and (lacks := tasks.open_records(job)):
+                left = f"training {job.training}: {lacks:,} records are not done"
+                self.unproven.append(f"{left}: {text}")
         missing = self._missing()
         if not self.finished:
             self.notes += missing
         elif self._is_script:
-            text = "the script left its loop, drop_last dropped them, or they were lost"
             self.unproven += [f"{each}: {text}" for each in missing]
         else:
             self.problems += [f"the job finished, but {each}" for each in missing]
@@ -161,7 +174,7 @@ class _Audit:
 
     @property
     def _began_nothing(self) -> bool:
-        return not (self.job.begun or self.job.passes)
+        return not any(job.begun or job.passes for job, _ in self.parts)
 
     @property
     def _leaves_out(self) -> bool:
@@ -187,7 +200,7 @@ def audit(
     """
     found = _Audit(folder, progress)
     verdict, text = found.verdict()
-    if tasks and found.tasks is not None and found.tasks.total > MOST_LISTED:
+    if tasks and any(part is not None and part.total > MOST_LISTED for _, part in found.parts):
         found.notes.append(f"the report lists the first {MOST_LISTED:,} tasks; all were checked")
     job = found.job
     return {
@@ -197,9 +210,9 @@ def audit(
         "text": text,
         "problems": found.problems,
         "unproven": found.unproven,
-        "notes": [*found.notes, *_restores(job)],
+        "notes": [*found.notes, *(note for job, _ in found.parts for note in _restores(job))],
         "lines": found.records.lines,
-        "restores": sum(not each.resumed for each in job.restores),
+        "restores": sum(not each.resumed for job, _ in found.parts for each in job.restores),
         "ring": [
             {"pass": each.number, "position": each.position, "records": each.of}
             for each in found.passes
@@ -210,7 +223,12 @@ def audit(
             for number, members, place in job.rings
         ],
         "epochs": found.epochs,
-        "tasks": listed(found.tasks, job) if tasks and found.tasks is not None else [],
+        "tasks": [
+            {"training": job.training, **task}
+            for job, part in found.parts
+            if tasks and part is not None
+            for task in listed(part, job)
+        ],
     }
 
 

@@ -27,7 +27,7 @@ def test_a_restarted_master_takes_no_checkpoint_of_another_job_for_its_own(tmp_p
         manifest = Manifest(job=job, strategy="local", steps=steps)
         return layout.save(tmp_path, steps, lambda _: manifest, run=run)[0]
 
-    state = {"fleet": {"strategy": "local"}, "checkpoints": {"newest": ""}}
+    state = {"fleet": {"strategy": "local"}, "checkpoints": {"newest": "", "root": str(tmp_path)}}
     assert newest(config, state, own) is None
     save(4, "j", own.run)
     committed = save(8, "j", own.run)

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from master.state.actions import Saved
-from tests.unit.master.script_jobs import died, on_servers, ring_of_two, script, torchrun
+from master.state.actions import Saved, SaveServers
+from tests.unit.master.said import CHANGED
+from tests.unit.master.script_jobs import (
+    UNBOUND,
+    died,
+    on_servers,
+    ring_of_two,
+    script,
+    torchrun,
+)
 from tests.unit.master.world import World
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import UsageError
@@ -156,8 +164,134 @@ def test_trainings_are_refused_where_they_cannot_be() -> None:
         ring_of_two().enters(11, training=3)
     with pytest.raises(UsageError, match="under torchrun; use torch-edl run"):
         torchrun().enters(11, training=2)
+
+
+# ---- on parameter servers ----
+
+
+def train_all(w: World, worker: int) -> None:
+    while not w.job.tasks.trained:
+        w.do(worker, w.task(worker))
+    w.tick()
+
+
+def second_on_servers(*, kept: str = "", left: int = 0) -> World:
+    """Return a job whose worker 0 completed training 1, all but ``left`` tasks, and is worker 1 in
+    training 2, before its servers run. The last checkpoint of training 1 was taken."""
+    w = on_servers(dir=kept)
+    for _ in range(4 - left):
+        w.do(0, w.task(0))
+    w.leave(0, finished=True)
+    assert w.enters(1, training=2) is None, "the last checkpoint is not written"
+    w.tick()
+    w.save()
+    w.tick()
+    assert w.enters(1, training=2).worker_id == 1
+    return w
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_training_on_servers_begins_with_a_model_and_data_of_its_own(
+    left: int, restarts: bool
+) -> None:
+    w = second_on_servers(left=left)
+    assert w.said("training 2 of the script begins") == 1
+    done, steps = 200 - 50 * left, 20 - 5 * left
+    assert w.job.done() == (done, steps)
+    w = w.restart() if restarts else w
+    model = w.fleet.model
+    assert (model.incarnation, model.restored_from) == (2, ""), "new servers, a new model"
+    assert w.report_model(1, UNBOUND) is None, "they do not run yet"
+    w.servers_up()
+    assert w.report_data(1, records=40, epochs=1, batch_size=4, records_per_task=20)
+    assert w.job.config.data.batch_size == 4
+    first = w.task(1)
+    assert (first.task_id, first.offset, first.end) == (0, 0, 20)
+    assert w.lease(1, incarnation=1).next == CHANGED
+    train = w.status()
+    assert (train.records_done, train.records_total) == (done, 240)
+    w.do(1, first)
+    train_all(w, 1)
+    assert w.job.done() == (done + 40, steps + 10)
+    w.leave(1, finished=True)
+    w.agent("n", died(1, local_rank=0, code=0), done=True)
+    w.tick()
+    assert w.outcome.state == "finished"
+    assert w.status().records_early == 50 * left
+
+
+def test_a_training_on_servers_waits_for_all_who_are_in_the_one_before() -> None:
     w = on_servers()
-    with pytest.raises(UsageError, match="the model of one training"):
-        w.enters(1, training=2)
-    w.agent("n", pb.AgentWorker(pid=1))
-    assert w.outcome is None
+    w.agent("n", pb.AgentWorker(pid=1), pb.AgentWorker(pid=2, local_rank=1))
+    other = w.register(2, local_rank=1)
+    train_all(w, 0)
+    w.leave(0, finished=True)
+    assert w.enters(1, training=2) is None
+    w.tick()
+    assert not [each for each in w.actions if isinstance(each, SaveServers)], "it may still train"
+    w.agent("n", pb.AgentWorker(pid=1), died(2))
+    assert other not in w.job.members
+    late = w.register(3, local_rank=1)
+    assert w.enters(1, training=2) is None, "the replacement catches up in training 1"
+    assert w.report_data(late)
+    w.leave(late, finished=True)
+    assert w.enters(1, training=2) is None
+    w.tick()
+    w.save()
+    w.tick()
+    assert w.enters(1, training=2).worker_id == 3
+
+
+@pytest.mark.parametrize("kept", ["", "/ck"])
+def test_a_replacement_has_the_model_of_a_training_that_was_on_servers(kept: str) -> None:
+    w = second_on_servers(kept=kept)
+    folder = Path(kept or "/job/final")
+    one = str(folder / "step-0000000020")
+    w.agent("n", pb.AgentWorker(pid=1), pb.AgentWorker(pid=2, local_rank=1))
+    w = w.restart()
+    assert w.enters(2, local_rank=1).trained == one
+    assert w.enters(2, local_rank=1, missing=one) is None
+    assert w.enters(2, local_rank=1, training=2).worker_id == 2
+    assert w.job.checkpoints.root == folder / "training-2"
+    assert w.status().checkpoint == ""
+
+
+def test_a_script_on_servers_whose_processes_are_all_lost_starts_again() -> None:
+    w = second_on_servers(kept="/ck")
+    w.report_model(1, UNBOUND)
+    w.servers_up()
+    assert w.report_data(1)
+    w.do(1, w.task(1))
+    assert w.job.done() == (250, 25)
+    w.agent("n", died(1, local_rank=0))
+    assert w.enters(5).worker_id == 2
+    assert w.said("no process of training 2 is left: the script starts again") == 1
+    assert w.fleet.model.restored_from == "/ck/step-0000000020"
+    w.report_model(2, UNBOUND)
+    w.servers_up()
+    assert w.report_data(2)
+    assert w.job.tasks.trained, "it goes on from the last checkpoint of training 1"
+    assert w.job.done() == (200, 20)
+    w.leave(2, finished=True)
+    w.tick()
+    assert w.enters(5, training=2).worker_id == 3
+    assert (w.fleet.model.restored_from, w.job.done()) == ("", (200, 20))
+
+
+def test_later_trainings_on_servers_are_resumed() -> None:
+    first = on_servers()
+    train_all(first, 0)
+    data = first.made(first.job.tasks.main.progress()).manifest
+    saved = [Saved(Path(f"/ck/{n}step-0000000020"), data) for n in ("", "training-2/")]
+    w = on_servers(dir="/ck", resume=True, resumed=saved[0], resumed_later={2: saved[1]})
+    assert w.job.tasks.trained
+    w.leave(0, finished=True)
+    w.tick()
+    assert w.enters(1, training=2).worker_id == 1
+    assert w.fleet.model.restored_from == "/ck/training-2/step-0000000020"
+    w.report_model(1, UNBOUND)
+    w.servers_up()
+    assert w.report_data(1)
+    assert w.job.tasks.trained
+    assert w.job.done() == (400, 40)

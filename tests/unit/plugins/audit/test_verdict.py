@@ -98,6 +98,49 @@ def stream(ledger: TaskLedger, *ranges: tuple[str, int, int]) -> StreamSpace:
 # ---- tasks ----
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_each_training_of_a_script_on_servers_has_tasks_of_its_own(
+    ledger: TaskLedger, record: Recorded, lacks: bool, again: bool
+) -> None:
+    def train(*tasks: int) -> None:
+        begin(ledger)
+        for task in tasks:
+            ledger.done(4, task, 0)
+
+    train(*range(3 - lacks))
+    ledger.begin_training(2, 3)
+    if again:  # all processes of training 2 were lost
+        train(0)
+        ledger.begin_training(1, 3)
+        begin(ledger)
+        ledger.restored(Watermarks(3 - lacks, {}))
+        ledger.begin_training(2, 3)
+    train(0, 1, 2)
+    report = record(kind="script", total=3, tasks=True)
+    assert report["verdict"] == ("unproven" if lacks else "holds"), report
+    assert report["problems"] == []
+    assert [each.partition(":")[0] for each in report["unproven"]] == ["training 1"] * lacks
+    done = [(epoch["training"], epoch["records_done"]) for epoch in report["epochs"]]
+    assert done == [(1, 4 if lacks else 5), (2, 5)]
+    assert [task["training"] for task in report["tasks"]] == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_task_that_is_done_twice_in_a_training_is_wrong(
+    ledger: TaskLedger, record: Recorded
+) -> None:
+    begin(ledger)
+    ledger.begin_training(2, 3)
+    begin(ledger)
+    for task in (0, 1, 2, 1):
+        ledger.done(4, task, 0)
+        ledger.add("")
+    report = record(kind="script", total=3)
+    assert [each.partition(": ")[2] for each in report["problems"]] == [
+        "task 1 is done twice, now by worker-4"
+    ]
+
+
 def test_tasks_that_a_checkpoint_had_out_of_order(ledger: TaskLedger, record: Recorded) -> None:
     """A resumed job begins with whole tasks after the first one that is open."""
     begin(ledger)
