@@ -32,8 +32,8 @@ from torch_edl.api.user_parts import (
     gate_steps,
     warn_of_several,
 )
-from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig
+from torch_edl.config.parts import training_dir
 from torch_edl.engine.choose_strategy import choose
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import (
@@ -149,7 +149,7 @@ class Job(JobState):
         settings, number = session.config.checkpoint, session.training
         if not settings.dir:
             return given
-        return replace(settings, dir=str(layout.training_dir(settings.dir, number)))
+        return replace(settings, dir=str(training_dir(settings.dir, number)))
 
     @property
     def totals(self) -> Totals:

@@ -47,12 +47,6 @@ def step_dir(root: str | Path, steps: int) -> Path:
     return Path(root) / f"step-{steps:010d}"
 
 
-def training_dir(root: str | Path, number: int) -> Path:
-    """Return the folder for the checkpoints of a training of a script; the first one has number 1,
-    and uses ``root``."""
-    return Path(root) / f"training-{number}" if number > 1 else Path(root)
-
-
 def training_dirs(root: str | Path) -> dict[int, Path]:
     """Return the folders of the later trainings of a script by their numbers."""
     found = {path: _TRAINING.fullmatch(path.name) for path in Path(root).glob("training-*")}

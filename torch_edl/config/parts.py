@@ -4,6 +4,7 @@ durability."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch_edl.config.option import (
     Checked,
@@ -22,6 +23,12 @@ MOST_WORKERS = 10_000
 MOST_SERVERS = 1_000
 _URLS = ("http://", "https://")
 FSYNC_MODES = ("never", "interval", "always")
+
+
+def training_dir(root: str | Path, number: int) -> Path:
+    """Return the folder for the checkpoints of a training of a script; the first one has number 1,
+    and uses ``root``."""
+    return Path(root) / f"training-{number}" if number > 1 else Path(root)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
+from torch_edl.config.parts import training_dir
 from torch_edl.errors import (
     DismissedError,
     JobFailedError,
@@ -119,7 +120,7 @@ class MasterSession:
         """Number of the newest ring at registration; 0 if there was none."""
         # Only the machine of the master, or a shared disk, has the folder of the job.
         here = registered.models and Path(registered.models).parent.is_dir()
-        self.models = str(layout.training_dir(registered.models, training)) if here else ""
+        self.models = str(training_dir(registered.models, training)) if here else ""
         """Folder for the final model of the training, if the script writes no checkpoints; empty if
         this machine does not have the folder of the job."""
         self.progress = WorkerStatus(phase="starting")

@@ -26,9 +26,9 @@ from master.state.actions import (
     WriteOutput,
 )
 from master.state.job.checkpoint_policy import ATTEMPTS, BestCheckpoint, CheckpointSchedule
-from torch_edl.checkpoint.layout import training_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.config.parts import training_dir
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb

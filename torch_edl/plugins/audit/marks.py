@@ -11,6 +11,7 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import run_id
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.config.parts import training_dir
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.audit.replay import Replay
@@ -23,7 +24,7 @@ def compare(folder: JobFolder, config: JobConfig, job: Replay, tasks: Tasks | No
     if job.end is None or job.end[0] == "failed" or not config.checkpoint.dir:
         return []
     # Trainings of a ring have one number here: their passes are numbered on.
-    found = _newest(folder, config, layout.training_dir(config.checkpoint.dir, job.training))
+    found = _newest(folder, config, training_dir(config.checkpoint.dir, job.training))
     if found is None:
         return []
     path, manifest = found
