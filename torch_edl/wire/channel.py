@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,9 @@ MASTER_AWAY_S = master_away_s()
 # Status of a call that the other side cannot complete because its disk is full.
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 FULL_RETRY_S = 0.5
+# Pause before a call that waits for the other side tries again; gRPC itself connects again at most
+# once a second.
+_AGAIN_S = 0.1
 # Status of a call if the master is away or has just been restarted.
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 # Status of a call that fails again if it is repeated.
@@ -159,7 +163,9 @@ class Stub:
         require_text(token)
         self.address = bare(address)
         self.before_retry: Callable[[], None] = lambda: None
-        """Called by :meth:`insist` while the other side is away; an exception ends the wait."""
+        """Called again and again by a call that waits for the other side, and by :meth:`insist`
+        before it repeats a call without an answer; an exception ends the wait."""
+        self._closed = threading.Event()
         self._answered = False  # True after the first answer of a process of this job
         self._limit, self._cause = request_limit(services)
         self._metadata = (("authorization", call_key(token)),)
@@ -211,19 +217,24 @@ class Stub:
             )
         send = self._methods[method_of(request).name]
         deadline = time.monotonic() + timeout_s
-        try:
-            answer = send(encoded, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            self._require_peer(error.details() or "")
-            if not wait:
-                raise
-            # Not in the first attempt: gRPC reports no failed handshake for a call that waits.
+        while True:
             left_s = max(0.0, deadline - time.monotonic())
-            answer = send(encoded, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
-        self._answered = True
-        return answer
+            try:
+                # Not with gRPC's wait_for_ready: such a call notices neither a failed handshake nor
+                # that this process shall no longer wait.
+                answer = send(encoded, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self._require_peer(error.details() or "")
+                if not wait or time.monotonic() + _AGAIN_S >= deadline:
+                    raise
+            else:
+                self._answered = True
+                return answer
+            self.before_retry()
+            if self._closed.wait(_AGAIN_S):
+                raise CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
 
     def _require_peer(self, details: str) -> None:
         """Raise ``UNAUTHENTICATED`` if the call failed because the peer is no process of this job.
@@ -291,5 +302,6 @@ class Stub:
 
     def close(self) -> None:
         """Close the connection; calls in flight end with ``CANCELLED``, others are dropped."""
+        self._closed.set()
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._channel.close()

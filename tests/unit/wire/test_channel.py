@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import server, services
 from torch_edl.wire.channel import Absence, Stub
+from torch_edl.wire.endpoint import free_port
 
 Answers = list[Exception | str]
 
@@ -93,6 +95,56 @@ def test_who_must_leave_ends_the_wait_for_a_side_that_is_away(
     master.before_retry = leave
     with pytest.raises(UsageError, match="asked to leave"):
         insist(master, away_s=60.0)
+
+
+@pytest.fixture
+def absent() -> Iterator[tuple[Stub, str]]:
+    """A stub that waits for a process of the job, and the address where it does not listen."""
+    address = f"127.0.0.1:{free_port()}"
+    stub = Stub(services.CONTROL, address, "t")
+    yield stub, address
+    stub.close()
+
+
+def test_who_must_leave_does_not_wait_for_the_deadline_of_a_call_that_finds_no_process(
+    absent: tuple[Stub, str],
+) -> None:
+    stub, _ = absent
+
+    def leave() -> None:
+        raise UsageError("asked to leave")
+
+    stub.before_retry = leave
+    with pytest.raises(UsageError, match="asked to leave"):
+        stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True)
+
+
+def test_a_call_that_waits_is_answered_by_a_process_that_comes_later(
+    absent: tuple[Stub, str],
+) -> None:
+    stub, address = absent
+    waits = threading.Event()
+    stub.before_retry = waits.set
+    call = stub.start(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True)
+    assert waits.wait(HANG_S)
+    handlers = dict.fromkeys(
+        services.methods(services.CONTROL), lambda *_: pb.GetStatusResponse(job="here")
+    )
+    listening, _ = server.serve(services.CONTROL, handlers, address=address, token="t", threads=1)
+    assert call.result(HANG_S).job == "here"
+    listening.stop(grace=None).wait()
+
+
+def test_a_call_that_waits_ends_when_the_connection_is_closed(absent: tuple[Stub, str]) -> None:
+    stub, _ = absent
+    waits = threading.Event()
+    stub.before_retry = waits.set
+    call = stub.start(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True)
+    assert waits.wait(HANG_S)
+    stub.close()
+    with pytest.raises(grpc.RpcError) as caught:
+        call.result(HANG_S)
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
 
 
 def test_an_answer_that_is_too_large_is_an_error_and_not_awaited(
