@@ -227,7 +227,7 @@ class LocalAgent:
 
     def _show(self, *, final: bool = False) -> None:
         if self._spec.show_output is not None:
-            for rank, stream, line in self._group.output(final=final):
+            for rank, stream, line in self._group.output(now=time.monotonic(), final=final):
                 self._spec.show_output(rank, stream, line)
 
     # ---- one turn ----

@@ -205,8 +205,9 @@ class WorkerGroup:
         self.start_no_more()
         self.workers.stop(self.workers.local_ranks, grace_s=grace_s, now=now)
 
-    def output(self, *, final: bool) -> Iterator[tuple[int, str, bytes]]:
-        """Yield rank, stream and text of each new line of the workers."""
+    def output(self, *, now: float, final: bool) -> Iterator[tuple[int, str, bytes]]:
+        """Yield rank, stream and text of each new line of the workers, and the lines of a traceback
+        together."""
         for worker in self._shown:
-            for stream, line in worker.output(final=final):
+            for stream, line in worker.output(now=now, final=final):
                 yield worker.rank, stream, line

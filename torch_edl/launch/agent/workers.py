@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.launch.jobs.logs import WholeLines
+from torch_edl.launch.jobs.logs import WholeLines, WholeTracebacks
 from torch_edl.processes import exec_child
 from torch_edl.processes.oom_kills import OOM_KILLED, OomKills
 from torch_edl.processes.process_group import ChildGroup
@@ -85,21 +85,24 @@ class LocalWorker:
     loop, or an empty string."""
     why: str = ""
     """Cause of the signal that ended the worker, in words; empty if it is unknown."""
-    _lines: dict[str, WholeLines] = field(init=False)
+    _lines: dict[str, tuple[WholeLines, WholeTracebacks]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lines = {stream: WholeLines(path) for stream, path in self.files.items()}
+        self._lines = {
+            stream: (WholeLines(path), WholeTracebacks()) for stream, path in self.files.items()
+        }
 
     @property
     def log(self) -> str:
         """The most useful log file: stderr, else stdout; empty if there is none."""
         return self.files.get(STDERR) or self.files.get(STDOUT, "")
 
-    def output(self, *, final: bool = False) -> Iterator[tuple[str, bytes]]:
-        """Yield stream and text of each new line in the files; an incomplete last line only if
-        ``final``, or after the end."""
-        for stream, lines in self._lines.items():
-            for line in lines.read(final=final or self.code is not None):
+    def output(self, *, now: float, final: bool = False) -> Iterator[tuple[str, bytes]]:
+        """Yield stream and text of each new line in the files; the lines of a traceback together,
+        and an incomplete last line only if ``final``, or after the end."""
+        final = final or self.code is not None
+        for stream, (lines, tracebacks) in self._lines.items():
+            for line in tracebacks.pass_on(lines.read(final=final), final=final, now=now):
                 yield stream, line
 
     def failure(self) -> ProcessFailure:

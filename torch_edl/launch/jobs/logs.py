@@ -39,6 +39,10 @@ _EVENTS = "events"
 _ROLES = ("master", "ps", "worker", "spare")
 _POLL_S = 0.2
 _LOOK_EVERY_S = 1.0
+_TRACEBACK = b"Traceback (most recent call last):"  # torch prints the rank before it
+# A traceback is over if nothing was written for this time, and is held back no longer than that.
+_QUIET_S = 0.25
+_LONGEST_HOLD_S = 0.8
 
 _Write = Callable[[str, str], None]
 
@@ -110,6 +114,40 @@ class WholeLines:
                 self._position += len(chunk)
                 *whole, self._rest = (self._rest + chunk).split(b"\n")
                 yield whole
+
+
+class WholeTracebacks:
+    """Holds back the lines of a file while a traceback is written to it, so that the tracebacks of
+    several processes are shown one after the other.
+
+    A process writes a traceback line by line, and other exceptions may follow as its cause. The
+    lines are therefore held back until the file has not grown for a moment.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._began = self._grew = 0.0
+
+    def pass_on(self, lines: list[bytes], *, final: bool, now: float) -> list[bytes]:
+        """Return the lines to show now.
+
+        Args:
+            lines: new lines of the file; empty if there are none.
+            final: hold nothing back.
+            now: monotonic time in seconds.
+        """
+        before: list[bytes] = []
+        if not self._held:
+            begins = (i for i, line in enumerate(lines) if _TRACEBACK in line)
+            begin = next(begins, len(lines))
+            before, lines = lines[:begin], lines[begin:]
+            self._began = now
+        if lines:
+            self._held += lines
+            self._grew = now
+        if final or now - self._grew >= _QUIET_S or now - self._began >= _LONGEST_HOLD_S:
+            before, self._held = before + self._held, []
+        return before
 
 
 def shown_lines(lines: WholeLines, *, final: bool = False, own: bool = True) -> list[str]:

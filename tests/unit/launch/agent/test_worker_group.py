@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from torch_edl.launch.agent.worker_group import (
     RestartPolicy,
     WorkerGroup,
 )
-from torch_edl.launch.agent.workers import STDOUT, LocalWorker
+from torch_edl.launch.agent.workers import STDERR, STDOUT, LocalWorker
 from torch_edl.processes.process_group import ChildGroup
 
 REPLACE = RestartDecision.REPLACE
@@ -162,9 +163,36 @@ def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_
         started_at=0.0,
     )
     path.write_text("a\nunfinished")
-    assert list(worker.output()) == [("stdout", b"a")]
-    assert list(worker.output()) == []
+    assert list(worker.output(now=0.0)) == [("stdout", b"a")]
+    assert list(worker.output(now=0.0)) == []
     worker.code = process.wait()
-    assert list(worker.output()) == [("stdout", b"unfinished")]
-    assert list(worker.output(final=True)) == []
+    assert list(worker.output(now=0.0)) == [("stdout", b"unfinished")]
+    assert list(worker.output(now=0.0, final=True)) == []
     assert worker.log == str(path)
+
+
+def test_the_tracebacks_of_two_workers_are_shown_one_after_the_other(tmp_path: Path) -> None:
+    workers = [
+        LocalWorker(
+            local_rank=rank,
+            rank=rank,
+            child=SimpleNamespace(),  # type: ignore[arg-type]
+            files={STDERR: str(tmp_path / f"{rank}.log")},
+            error_file=os.devnull,
+            started_at=0.0,
+        )
+        for rank in range(2)
+    ]
+    started: Any = SimpleNamespace(
+        local_ranks=set(), stop=lambda *_, **__: None, start=lambda *_: workers
+    )
+    group = WorkerGroup(started, wanted=2, max_restarts=0)
+    group.balance(None, grace_s=0.0, now=0.0)  # type: ignore[arg-type]
+    written = [b"Traceback (most recent call last):\n", b"  File a\n", b"  File b\n", b"KeyError\n"]
+    shown = []
+    for tenth, line in enumerate([*written, b"", b"", b""]):
+        for worker in workers:
+            with open(worker.files[STDERR], "ab") as file:
+                file.write(line)
+        shown += [rank for rank, _, _ in group.output(now=0.1 * tenth, final=False)]
+    assert shown == [0] * 4 + [1] * 4

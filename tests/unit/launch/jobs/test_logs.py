@@ -6,6 +6,7 @@ import pytest
 
 from torch_edl.launch.jobs.logs import (
     WholeLines,
+    WholeTracebacks,
     is_chatter,
     last_error,
     last_lines,
@@ -114,6 +115,35 @@ def test_a_long_log_comes_in_portions_and_whole_at_the_end(tmp_path: Path) -> No
     assert 0 < len(first) < 60_000
     rest = shown_lines(tail, final=True)
     assert [int(line) for line in first + rest] == list(range(60_000))
+
+
+HEAD = b"Traceback (most recent call last):"
+
+
+def test_a_traceback_is_held_back_until_its_process_writes_no_more() -> None:
+    tracebacks = WholeTracebacks()
+
+    def shown_at(now: float, *lines: bytes) -> list[bytes]:
+        return tracebacks.pass_on(list(lines), final=False, now=now)
+
+    assert shown_at(0.0, b"loss 1", b"[rank1]: " + HEAD, b"  File a") == [b"loss 1"]
+    assert shown_at(0.1, b"ValueError") == []
+    assert shown_at(0.2, b"", b"The above exception was the direct cause", HEAD) == []
+    assert shown_at(0.3, b"KeyError") == []
+    assert shown_at(0.5) == []
+    whole = [b"[rank1]: " + HEAD, b"  File a", b"ValueError", b""]
+    whole += [b"The above exception was the direct cause", HEAD, b"KeyError"]
+    assert shown_at(0.6) == whole
+    assert shown_at(0.7, b"loss 2") == [b"loss 2"]
+
+
+def test_output_is_not_held_back_for_longer_than_a_moment_and_not_at_the_end() -> None:
+    tracebacks = WholeTracebacks()
+    assert tracebacks.pass_on([HEAD], final=False, now=0.0) == []
+    shown = [tracebacks.pass_on([b"loss"], final=False, now=0.1 * tenth) for tenth in range(1, 10)]
+    assert list(map(len, shown)) == [0, 0, 0, 0, 0, 0, 0, 9, 1]
+    assert tracebacks.pass_on([HEAD], final=False, now=2.0) == []
+    assert tracebacks.pass_on([b"KeyError"], final=True, now=2.0) == [HEAD, b"KeyError"]
 
 
 def test_last_lines(tmp_path: Path) -> None:
