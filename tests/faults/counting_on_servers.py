@@ -1,8 +1,9 @@
 """Counts records in a training loop of the user's own, on parameter servers.
 
 SGD of rate 1 on a loss whose gradient is -1 for each record: the row of a record counts how often
-it was trained on, and ``total`` all of them. The data stop at the last record until the file
-``gate`` exists, so that the job is not over before it is hurt.
+it was trained on, and ``total`` all of them. The data stop at the last record but one until the
+file ``gate`` exists, so that the job is not over before it is hurt. (The last record is read before
+the training, to compare the data of all workers.)
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Numbers(Dataset[int]):
         return self._records
 
     def __getitem__(self, number: int) -> int:
-        while number == self._records - 1 and not self._gate.exists():
+        while number == self._records - 2 and not self._gate.exists():
             time.sleep(0.01)
         return number
 
