@@ -207,16 +207,19 @@ class Lifecycle:
     def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
-    def disrupted(self, now: float, *, lost: str = "", silent_s: float = 0.0) -> None:
+    def disrupted(
+        self, now: float, *, lost: str = "", silent_s: float = 0.0, away: bool = False
+    ) -> None:
         """Begin an outage, which the event of the same ``now`` reports.
 
         Args:
             lost: role of the process that was lost; empty if none was.
             silent_s: seconds without a heartbeat or a step of this process before the event.
+            away: True if no master observed the job before the event.
         """
         if lost:
             self.outages.losses[lost] = self.outages.losses.get(lost, 0) + 1
-        self.outages.begin(now + self._wall_offset_s, now, silent_s=silent_s)
+        self.outages.begin(now + self._wall_offset_s, now, silent_s=silent_s, away=away)
 
     def describe_outages(self, status: pb.GetStatusResponse) -> None:
         """Add the lost processes and the outages to a status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,11 @@ class Outage:
     heard: dict[int, float | None] = field(default_factory=dict)
     """Workers that reported after the disruption. The value is the time of the first report if
     it had new steps, and None if the worker has paused since."""
+    unseen: bool = False
+    """True if no master observed the job before the disruption."""
+    stood_since: float = -math.inf
+    """Time from which on no step was made before an unseen disruption, by the first reports of the
+    workers."""
 
 
 class Outages:
@@ -34,6 +40,10 @@ class Outages:
     a disruption may be older than the disruption. The report ends the outage only if the next
     report of the worker has new steps, too; otherwise the outage ends with the first report that
     has some. The result is therefore exact to the interval between two reports.
+
+    While the master is away, a server may die, or leases run out. The first report of a worker to
+    the next master tells the longest time without a step in its absence. The outage begins with
+    the last step of any worker, if the standstill lasted until the next master began.
     """
 
     def __init__(self) -> None:
@@ -46,38 +56,49 @@ class Outages:
         self._span: tuple[float, float] | None = None  # (begin, end) of outages that overlap
         self._stepped_at: float | None = None
 
-    def begin(self, time: float, now: float, *, silent_s: float = 0.0) -> None:
+    def begin(self, time: float, now: float, *, silent_s: float = 0.0, away: bool = False) -> None:
         """Begin an outage, unless the same event has begun it.
 
         Args:
             time: Unix time of the event that reports the disruption.
             silent_s: seconds for which the process that was lost may have been gone already. The
                 outage begins with the last step of the job in this time.
+            away: True if no master observed the job before the event.
         """
         stepped_at = now if self._stepped_at is None else self._stepped_at
         since = max(now - silent_s, min(now, stepped_at))
         if self._open and self._open[-1].time == time:
             self._open[-1].since = min(since, self._open[-1].since)
             return
-        outage = Outage(time, since)
+        outage = Outage(time, since, unseen=away)
         self.newest.append(outage)
         self._open.append(outage)
         if len(self._open) > _MOST:
             del self._open[1]
 
-    def heard(self, worker: int, now: float, *, stepped: bool) -> None:
+    def heard(
+        self, worker: int, now: float, *, stepped: bool, stood: pb.Standstill | None = None
+    ) -> None:
         """Record a report of a worker.
 
         Args:
             stepped: True if the worker has made steps since its last report.
+            stood: the longest time without a step since the last answered report; None if the
+                worker has made no step.
         """
         for outage in self._open:
+            if outage.unseen and worker not in outage.heard and stood is not None:
+                lasted = now - stood.ended_s >= outage.since
+                began = now - stood.began_s if lasted else outage.since
+                outage.stood_since = max(outage.stood_since, began)
             if worker not in outage.heard:
                 outage.heard[worker] = now if stepped else None
             elif not stepped:
                 outage.heard[worker] = None
             else:
                 first = outage.heard[worker]
+                if math.isfinite(outage.stood_since):
+                    outage.since = min(outage.since, outage.stood_since)
                 outage.stalled_s = max(0.0, (now if first is None else first) - outage.since)
                 self._add(outage.since, outage.since + outage.stalled_s)
                 outage.heard.clear()

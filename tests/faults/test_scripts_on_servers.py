@@ -25,7 +25,7 @@ PAUSE_S = 8.0
 
 
 class ScriptJob(Job):
-    """A job of the counting script; its data stop at the last record of the first epoch."""
+    """A job of the counting script; its data stop near the end of the first epoch."""
 
     def __init__(self, folder: Path, name: str, flags: list[str], delay_s: float) -> None:
         self.told = folder / f"{name}-told"

@@ -375,7 +375,8 @@ class _PassUpdates(PositionUpdates):
         over = self._epochs if start >= data.total else start // data.records
         status = session.progress
         status.phase = "training"
-        status.steps = status.version = position.step
+        status.version = position.step
+        status.stepped(position.step)
         status.position = status.records = position.records
         status.pass_index = position.pass_index
         status.nan_updates = position.nan_updates

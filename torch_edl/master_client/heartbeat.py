@@ -93,6 +93,34 @@ class WorkerStatus:
     """Protects ``_values`` and ``_means``: two threads may send heartbeats."""
     _means: Future[dict[str, float]] | None = None
     """Means that a thread is computing, and no heartbeat has taken yet."""
+    _stepped_at: float = math.inf
+    """Monotonic time of the last step; infinite before the first."""
+    _standstill: tuple[float, float] = (0.0, 0.0)
+    """Begin and end of the longest time between two steps since :meth:`answered`."""
+
+    def stepped(self, steps: int) -> None:
+        """Set the number of steps, of which the last one was made now."""
+        if steps == self.steps:
+            return
+        now = time.monotonic()
+        begin, end = self._standstill
+        if now - self._stepped_at > end - begin:
+            self._standstill = self._stepped_at, now
+        self.steps, self._stepped_at = steps, now
+
+    def answered(self, sent: float) -> None:
+        """Record that the master has answered the heartbeat that was sent at ``sent``: a standstill
+        before is of no interest to another master."""
+        self._standstill = sent, sent
+
+    def standstill(self, contact: float, now: float) -> pb.Standstill | None:
+        """Return the longest time without a step since ``contact``; None before the first step."""
+        if not math.isfinite(self._stepped_at):
+            return None
+        spans = [self._standstill, (self._stepped_at, now)]
+        spans = [(max(contact, begin), end) for begin, end in spans]
+        begin, end = max(spans, key=lambda span: span[1] - span[0])
+        return pb.Standstill(began_s=now - begin, ended_s=now - end)
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Add values of one update to the means of this interval.
@@ -220,6 +248,9 @@ class Heartbeat:
     def beat(self) -> None:
         """Send one heartbeat and apply the answer."""
         request = self._progress.request(self._worker_id)
+        standstill = self._progress.standstill(self._contact, time.monotonic())
+        if standstill is not None:
+            request.standstill.CopyFrom(standstill)
         if self._tells_machine:
             request.machine.update(extensions.counts_of_machine())
         sent = time.monotonic()
@@ -232,6 +263,7 @@ class Heartbeat:
                 self.on_silence()
             return
         self._contact = sent
+        self._progress.answered(sent)
         self._tells_machine = answer.tell_machine
         self._absence.answered()
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)

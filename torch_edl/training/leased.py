@@ -217,7 +217,7 @@ class LeasedUpdates:
             done.nan_steps += update.not_finite
             done.damaged += update.damaged
             self._status.records += update.last - update.first
-            self._status.steps += update.count
+            self._status.stepped(self._status.steps + update.count)
             for loss in update.losses:
                 if math.isfinite(loss):
                     self._status.note({"loss": loss})

@@ -183,7 +183,8 @@ class FileUpdates(PositionUpdates):
         if self._alone and self._damaged < update.records and not math.isfinite(loss):
             position.left_out += update.records
         status.position = status.records = position.records
-        status.steps = status.version = position.step
+        status.version = position.step
+        status.stepped(position.step)
         status.pass_records = self._total
         status.left_out = position.left_out
         if math.isfinite(loss):

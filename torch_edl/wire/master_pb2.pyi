@@ -115,6 +115,7 @@ from torch_edl.wire.workers_pb2 import FitPreprocessingRequest as FitPreprocessi
 from torch_edl.wire.workers_pb2 import FitPreprocessingResponse as FitPreprocessingResponse
 from torch_edl.wire.workers_pb2 import Start as Start
 from torch_edl.wire.workers_pb2 import HeartbeatRequest as HeartbeatRequest
+from torch_edl.wire.workers_pb2 import Standstill as Standstill
 from torch_edl.wire.workers_pb2 import HeartbeatResponse as HeartbeatResponse
 
 DESCRIPTOR: _descriptor.FileDescriptor

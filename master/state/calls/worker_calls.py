@@ -160,7 +160,8 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
     before = member.heartbeat
     job.damaged += request.damaged - before.damaged
     stepped = request.steps > before.steps
-    job.lifecycle.outages.heard(worker, now, stepped=stepped)
+    stood = request.standstill if request.HasField("standstill") else None
+    job.lifecycle.outages.heard(worker, now, stepped=stepped, stood=stood)
     if job.members.heartbeat(member, request, now):
         job.tasks.touch(worker, now)
         if stepped:

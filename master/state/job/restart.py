@@ -70,7 +70,7 @@ def from_state(job: ManagedJob, state: Mapping[str, Any], now: float) -> None:
     job.compose(state["fleet"]["strategy"])
     for name, part in _parts(job).items():
         part.from_state(state[name], now)
-    job.lifecycle.disrupted(now)
+    job.lifecycle.disrupted(now, away=True)
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
     job.checkpoints.begin_master(job.restarts, job.fleet.cluster())
     count = len(job.members)

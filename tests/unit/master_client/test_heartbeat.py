@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +77,33 @@ def test_values_that_a_gpu_could_not_compute_end_no_heartbeat() -> None:
     assert progress.take_values() == {}
     progress.note({"loss": 4.0})
     assert progress.take_values() == {"loss": 4.0}
+
+
+def test_the_longest_time_without_a_step_since_the_last_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(
+        "torch_edl.master_client.heartbeat.time", SimpleNamespace(monotonic=lambda: now)
+    )
+    progress = WorkerStatus()
+    assert progress.standstill(90.0, now) is None, "no step was made yet"
+
+    def standstill(contact: float) -> tuple[float, float]:
+        found = progress.standstill(contact, now)
+        assert found is not None
+        return found.began_s, found.ended_s
+
+    for at in (100.0, 101.0, 108.0, 109.0):
+        now = at
+        progress.stepped(int(at))
+    now = 110.0
+    assert standstill(50.0) == (9.0, 2.0)
+    assert standstill(105.0) == (5.0, 2.0), "the rest was before the last answer"
+    now = 120.0
+    assert standstill(50.0) == (11.0, 0.0)
+    progress.answered(120.0)
+    now = 121.0
+    progress.stepped(110)
+    now = 121.5
+    assert standstill(120.0) == (1.5, 0.5)

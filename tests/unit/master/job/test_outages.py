@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.master.world import World, running
+from torch_edl.wire import master_pb2 as pb
 
 
 def train(w: World, worker: int, steps: int) -> None:
@@ -136,6 +137,53 @@ def test_a_restarted_master_continues_an_outage(wall_s: float) -> None:
     train(again, 0, 4)
     assert outages(again) == [2.0, 1.0, 9.0, 2.0]
     assert again.status().stalled_s == 11.0
+
+
+def returns(w: World, *stood: tuple[float, float] | None) -> World:
+    """Restart the master, 30 s after the last step that it knows of. Each worker then tells of the
+    longest time without a step, from the first to the second number of seconds ago."""
+    again = w.restart(w.state(), now=w.now + 30.0)
+    again.tick(1.0)
+    for worker, span in enumerate(stood):
+        told = (
+            {} if span is None else {"standstill": pb.Standstill(began_s=span[0], ended_s=span[1])}
+        )
+        again.beat(worker, phase="training", steps=9, records=18, **told)
+    return again
+
+
+def test_a_standstill_while_the_master_was_away_counts_from_the_last_step_of_any_worker() -> None:
+    again = returns(beaten(), (25.0, 0.0), (21.0, 0.0))
+    train(again, 0, 9)
+    assert outages(again) == [None]
+    train(again, 0, 10)
+    assert outages(again) == [23.0]
+    assert again.status().stalled_s == 23.0
+
+
+def test_a_standstill_that_ended_before_the_first_heartbeat_to_the_next_master() -> None:
+    again = returns(beaten(), (25.0, 0.5), None)
+    train(again, 0, 10)
+    assert outages(again) == [25.0]
+
+
+@pytest.mark.parametrize("stood", [(0.1, 0.0), (20.0, 15.0)], ids=["none", "over"])
+def test_a_job_that_trained_when_its_master_came_back_stood_still_for_no_longer(
+    stood: tuple[float, float],
+) -> None:
+    again = returns(beaten(), (25.0, 0.0), stood)
+    train(again, 1, 10)
+    assert outages(again) == [1.0]
+
+
+def test_only_the_absence_of_the_master_is_asked_for() -> None:
+    """Of a death that the master saw, it knows the time."""
+    w = beaten()
+    kill_server(w)
+    w.beat(0, phase="training", steps=1, standstill=pb.Standstill(began_s=40.0))
+    train(w, 0, 1)
+    train(w, 0, 2)
+    assert outages(w) == [2.0]
 
 
 def waits(w: World) -> dict[int, float]:
