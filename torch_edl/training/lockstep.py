@@ -176,10 +176,6 @@ class FileUpdates(PositionUpdates):
     def _count(self, update: Update) -> None:
         status, position, loss = self._status, self._engine.replica.position, update.loss
         status.damaged += self._damaged
-        if not self._alone:  # records that are left out count as damaged
-            position.left_out = max(
-                0, position.left_out - self._skipped((update.first, update.last))
-            )
         if self._alone and self._damaged < update.records and not math.isfinite(loss):
             position.left_out += update.records
         status.position = status.records = position.records
@@ -229,18 +225,13 @@ class FileUpdates(PositionUpdates):
         return self._records.names(self._space.pieces(span))
 
     def _records_of(self, span: Span) -> int:
-        return super()._records_of(span) - self._skipped(span)
-
-    def _skipped(self, span: Span) -> int:
-        """Return the number of records at ``span`` that are left out, since they kill members."""
-        kept = without(span, self._engine.membership.skip)
-        return span[1] - span[0] - sum(last - first for first, last in kept)
+        return super()._records_of(span) - self._engine.membership.skipped(span)
 
     def _take(self, span: Span, start: int) -> Batch:
         """Return a minibatch. Warnings and errors name the samples that are damaged."""
         ring = self._engine.membership
         spans = without(span, ring.skip)
-        self._damaged += self._skipped(span)
+        self._damaged += ring.skipped(span)
         if not spans:
             return Batch(None, None, 0)
         # Records that kill a process are not read ahead, but in the span that is reported.

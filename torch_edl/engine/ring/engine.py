@@ -197,13 +197,17 @@ class RingEngine:
             # Another member of that ring completed the sum, with this part, and sent its state.
             return self.membership.ring == ring + 1 and self.replica.position.step == step + 1
         reducer.end_update()
+        at = position.records
         position.step += 1
         position.records += self._records
         if self._left_out:
             position.left_out += self._records
             position.nan_updates += 1
         elif self.membership.group is not None:
-            position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
+            # Records that kill members count as damaged.
+            skipped = self.membership.skipped((at, position.records))
+            left_out = round((1 - min(1.0, reducer.covered)) * self._records) - skipped
+            position.left_out += max(0, left_out)
         if not self._steps:
             reducer.forbid_accumulation()
         self._steps, self._current = 0, None

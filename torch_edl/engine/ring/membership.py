@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_edl.data.passes import Span
+from torch_edl.data.passes import Span, without
 from torch_edl.data.resuming import SAME_SAMPLES, records_of
 from torch_edl.engine.replica import ModelReplica
 from torch_edl.engine.ring.rendezvous import RingRendezvous
@@ -200,6 +200,11 @@ class RingMembership:
         self._has_model = has_model
         synchronize(self.group, self._replica, self._progress(0))
         self._has_model = True
+
+    def skipped(self, span: Span) -> int:
+        """Return the number of records at ``span`` that are left out, since they kill members."""
+        kept = without(span, self.skip)
+        return span[1] - span[0] - sum(last - first for first, last in kept)
 
     @contextmanager
     def reporting(self, span: Span, name: Callable[[], str]) -> Iterator[None]:
