@@ -6,6 +6,8 @@ fix``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def describe_error(error: BaseException) -> str:
     """Return type and text of an exception of the user's code, on one line unless its text has
@@ -118,11 +120,15 @@ class TrainingOverError(EdlError):
 
     Args:
         checkpoint: path of the last checkpoint of the training.
+        results: values that the processes of a training on servers computed together, as (number of
+            loops over loaders before, number since then from 1, JSON). The checkpoint of a ring has
+            its values.
     """
 
-    def __init__(self, checkpoint: str) -> None:
+    def __init__(self, checkpoint: str, results: Iterable[tuple[int, int, str]] = ()) -> None:
         super().__init__(f"the training is over; its model is in {checkpoint}")
         self.checkpoint = checkpoint
+        self.results = list(results)
 
 
 class DeclaredLostError(DismissedError):

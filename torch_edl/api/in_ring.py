@@ -17,7 +17,7 @@ import torch
 
 from torch_edl.api.ending import Ending, Interrupts
 from torch_edl.api.loader import Loader
-from torch_edl.api.saver import Saver
+from torch_edl.api.saver import Saver, TrainedSaver
 from torch_edl.checkpoint import layout
 from torch_edl.data.passes import Pass, Span
 from torch_edl.engine.replica import Position
@@ -102,10 +102,12 @@ class ScriptInRing:
         """True if the job was restored from a checkpoint."""
         if restored is not None and rendezvous is None:
             manifest = layout.read(restored)
-            was_on_servers = saver.over and manifest.on_servers
+            was_on_servers = isinstance(saver, TrainedSaver) and manifest.on_servers
             engine.replica.restore(restored, values_only=was_on_servers)
-            if was_on_servers:  # its position is in tasks
-                engine.replica.position = Position(step=manifest.steps, pass_index=ENDLESS)
+            if isinstance(saver, TrainedSaver) and was_on_servers:  # its position is in tasks
+                engine.replica.position = Position(
+                    manifest.steps, ENDLESS, results=saver.results(before.passes)
+                )
             self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
@@ -78,7 +77,7 @@ class Job(JobState):
         check_every: int,
         on_resize: Callable[[Job], None] | None,
         on_nan: str = "stop",
-        trained: Path | None = None,
+        trained: TrainedSaver | None = None,
         before: Totals = Totals(),  # noqa: B008 - immutable
     ) -> None:
         self.closed = False
@@ -121,7 +120,7 @@ class Job(JobState):
                 models="" if session is None else session.models,
             )
             if trained is None
-            else TrainedSaver(trained)
+            else trained
         )
         self.ending = Ending(
             self.close, lambda: self._session is not None and self._session.departure.asked.is_set()

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 from torch_edl import _core
 from torch_edl.api.in_ring import Totals
 from torch_edl.api.job import Job
-from torch_edl.api.saver import settings
+from torch_edl.api.saver import TrainedSaver, settings
 from torch_edl.config import CheckpointConfig
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, ENV_UNSEEN
 from torch_edl.errors import DismissedError, TrainingOverError, UsageError
@@ -128,7 +128,8 @@ def _launched(checkpoint: CheckpointConfig, options: Mapping[str, Any]) -> Job:
         made = Job(MasterSession(training=number), checkpoint, before=before, **options)
     except TrainingOverError as over:
         log.info("training %d is over: continuing with %s", number, over.checkpoint)
-        made = Job(None, checkpoint, before=before, trained=Path(over.checkpoint), **options)
+        trained = TrainedSaver(Path(over.checkpoint), over.results)
+        made = Job(None, checkpoint, before=before, trained=trained, **options)
     except DismissedError as error:
         log.info("leaving: %s", error)
         raise SystemExit(0) from None

@@ -3,16 +3,18 @@ the copy in a background thread."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
@@ -102,9 +104,6 @@ class Saver:
             earlier job, and ``resume`` is not set.
         OSError: the folder cannot be written.
     """
-
-    over = False
-    """True if other processes have completed the training."""
 
     def __init__(
         self,
@@ -309,13 +308,24 @@ class TrainedSaver(Saver):
 
     Args:
         checkpoint: path of the checkpoint.
+        results: see :class:`~torch_edl.errors.TrainingOverError`.
     """
 
-    over = True
-
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, results: Sequence[tuple[int, int, str]] = ()) -> None:
         super().__init__(CheckpointConfig(), None)
         self._trained = checkpoint
+        self._results = results
+
+    def results(self, first: int) -> dict[str, Any]:
+        """Return the values of a training on servers by their passes. Passes are loops over loaders
+        and values, which are numbered together from ``first``."""
+        most: Counter[int] = Counter()  # values after each number of loops
+        for loops, number, _ in self._results:
+            most[loops] = max(most[loops], number)
+        return {
+            str(first + loops + sum(most[n] for n in range(loops)) + number - 1): json.loads(value)
+            for loops, number, value in self._results
+        }
 
     def newest(self) -> Path | None:
         return self._trained

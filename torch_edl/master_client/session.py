@@ -111,7 +111,8 @@ class MasterSession:
             self.master.close()
             if registered.leave:
                 raise DismissedError("the script is over, or the job is stopped")
-            raise TrainingOverError(registered.trained)
+            results = [(one.passes, one.number, one.value) for one in registered.results]
+            raise TrainingOverError(registered.trained, results)
         self.training = training
         """Number of the training of the script; 0 if the process runs none."""
         self.config = JobConfig.from_json(registered.config_json)

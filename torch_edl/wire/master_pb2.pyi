@@ -98,6 +98,7 @@ from torch_edl.wire.tasks_pb2 import FailTaskResponse as FailTaskResponse
 from torch_edl.wire.tasks_pb2 import TaskKind as TaskKind
 from torch_edl.wire.workers_pb2 import RegisterRequest as RegisterRequest
 from torch_edl.wire.workers_pb2 import RegisterResponse as RegisterResponse
+from torch_edl.wire.workers_pb2 import MeetingResult as MeetingResult
 from torch_edl.wire.workers_pb2 import EmbeddingReport as EmbeddingReport
 from torch_edl.wire.workers_pb2 import SourceShard as SourceShard
 from torch_edl.wire.workers_pb2 import ReportModelRequest as ReportModelRequest

@@ -29,13 +29,14 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ..., training: _Optional[int] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("config_json", "worker_id", "ring", "wait", "leave", "trained", "models")
+    __slots__ = ("config_json", "worker_id", "ring", "wait", "leave", "trained", "results", "models")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     config_json: str
     worker_id: int
@@ -43,8 +44,19 @@ class RegisterResponse(_message.Message):
     wait: bool
     leave: bool
     trained: str
+    results: _containers.RepeatedCompositeFieldContainer[MeetingResult]
     models: str
-    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., wait: _Optional[bool] = ..., leave: _Optional[bool] = ..., trained: _Optional[str] = ..., models: _Optional[str] = ...) -> None: ...
+    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., wait: _Optional[bool] = ..., leave: _Optional[bool] = ..., trained: _Optional[str] = ..., results: _Optional[_Iterable[_Union[MeetingResult, _Mapping]]] = ..., models: _Optional[str] = ...) -> None: ...
+
+class MeetingResult(_message.Message):
+    __slots__ = ("passes", "number", "value")
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    passes: int
+    number: int
+    value: str
+    def __init__(self, passes: _Optional[int] = ..., number: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
 
 class EmbeddingReport(_message.Message):
     __slots__ = ("name", "num_embeddings", "dim", "dynamic")

@@ -46,7 +46,8 @@ def register(
         if len(job.members) or job.ring.awaits_exits:
             trained = job.trainings.checkpoint_of(request.training)
             known = trained and trained != request.missing
-            return pb.RegisterResponse(trained=trained) if known else None
+            results = job.meetings.results_of(request.training)
+            return pb.RegisterResponse(trained=trained, results=results) if known else None
         if job.ring.finished:
             return pb.RegisterResponse(leave=True)
         job.begin_training(request.training, now)

@@ -317,7 +317,7 @@ class ManagedJob:
             self.tasks.begin_training(number)
             self.preparation.begin_training(self.checkpoints.newest)
             self.milestones.begin_training()
-            self.meetings.begin_training()
+            self.meetings.begin_training(number, before)
             self.lifecycle.continued()
         if again:
             self.lifecycle.rolled_back(done)

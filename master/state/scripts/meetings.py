@@ -39,6 +39,7 @@ class Meetings:
         self._positions: dict[int, Position] = {}
         self._results: dict[Position, str] = {}
         self._groups: dict[Position, _Group] = {}
+        self._earlier: dict[int, dict[Position, str]] = {}  # results by number of the training
         self._rounds = 0  # numbers groups, also across restarts of the master
 
     def begin_pass(self, worker: int, number: int, epochs: int) -> bool:
@@ -103,11 +104,21 @@ class Meetings:
         member = self._members.get(worker)
         return member is not None and not member.draining
 
-    def begin_training(self) -> None:
-        """Forget the loops and values of the training before; no worker is left in it."""
+    def begin_training(self, number: int, before: int) -> None:
+        """Begin another training; no worker is left in the one before. Its values are kept for
+        processes that run the script from its beginning."""
+        self._earlier[before] = dict(self._results)
+        self._earlier = {each: kept for each, kept in self._earlier.items() if each < number}
         self.begun = 0
         for kept in (self.epochs, self._positions, self._results, self._groups):
             kept.clear()
+
+    def results_of(self, training: int) -> list[pb.MeetingResult]:
+        """Return the values of an earlier training."""
+        return [
+            pb.MeetingResult(passes=passes, number=number, value=value)
+            for (passes, number), value in self._earlier.get(training, {}).items()
+        ]
 
     def void(self) -> None:
         """Discard partial values: the model was replaced."""
@@ -121,6 +132,7 @@ class Meetings:
             "epochs": list(self.epochs.items()),
             "positions": list(self._positions.items()),
             "results": list(self._results.items()),
+            "earlier": [[n, list(kept.items())] for n, kept in self._earlier.items()],
             "rounds": self._rounds,
         }
 
@@ -129,3 +141,7 @@ class Meetings:
         self.epochs = dict(map(tuple, state["epochs"]))
         self._positions = {worker: (at[0], at[1]) for worker, at in state["positions"]}
         self._results = {(at[0], at[1]): result for at, result in state["results"]}
+        self._earlier = {
+            number: {(at[0], at[1]): result for at, result in kept}
+            for number, kept in state["earlier"]
+        }

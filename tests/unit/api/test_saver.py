@@ -16,7 +16,7 @@ from torch import nn
 from tests.forks import FORKS
 from tests.waiting import HANG_S
 from torch_edl.api.job import Job
-from torch_edl.api.saver import Saver, settings, under_torchrun
+from torch_edl.api.saver import Saver, TrainedSaver, settings, under_torchrun
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import OWNER_FILE
 from torch_edl.config import CheckpointConfig, JobConfig
@@ -91,6 +91,13 @@ def test_without_checkpoints_rank_0_keeps_the_model_for_later_trainings(
     assert models.exists() == (rank == 0 and not keeps)
     assert not models.exists() or names(models) == ["step-0000000004"]
     assert rendezvous.asked == (["may", "committed"] if models.exists() else [])
+
+
+def test_values_of_a_training_on_servers_are_numbered_with_its_loops(tmp_path: Path) -> None:
+    told = [(1, 1, "0.5"), (0, 1, '"a"'), (0, 2, "null"), (3, 1, "[1]"), (1, 2, "2")]
+    # a value, a value, loop 1, two values, loops 2 and 3, a value
+    found = {"5": "a", "6": None, "8": 0.5, "9": 2, "12": [1]}
+    assert TrainedSaver(tmp_path, told).results(5) == found
 
 
 @pytest.mark.parametrize("may", [True, False])

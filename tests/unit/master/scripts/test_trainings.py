@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import Saved, SaveServers
+from master.state.calls import script_calls
 from tests.unit.master.said import CHANGED
 from tests.unit.master.script_jobs import (
     UNBOUND,
@@ -181,6 +182,10 @@ def second_on_servers(*, kept: str = "", left: int = 0) -> World:
     w = on_servers(dir=kept)
     for _ in range(4 - left):
         w.do(0, w.task(0))
+    meeting = pb.MeetRequest(worker_id=0, passes=1, number=1)
+    meeting.round = w.call(script_calls.meet, meeting).part.round
+    meeting.result = "0.5"
+    assert w.call(script_calls.meet, meeting).result == "0.5"
     w.leave(0, finished=True)
     assert w.enters(1, training=2) is None, "the last checkpoint is not written"
     w.tick()
@@ -250,7 +255,9 @@ def test_a_replacement_has_the_model_of_a_training_that_was_on_servers(kept: str
     one = str(folder / "step-0000000020")
     w.agent("n", pb.AgentWorker(pid=1), pb.AgentWorker(pid=2, local_rank=1))
     w = w.restart()
-    assert w.enters(2, local_rank=1).trained == one
+    new = w.enters(2, local_rank=1)
+    assert new.trained == one
+    assert list(new.results) == [pb.MeetingResult(passes=1, number=1, value="0.5")]
     assert w.enters(2, local_rank=1, missing=one) is None
     assert w.enters(2, local_rank=1, training=2).worker_id == 2
     assert w.job.checkpoints.root == folder / "training-2"
