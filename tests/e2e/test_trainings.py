@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.place import Place
+from tests.waiting import HANG_S, wait_for
 
 TRAININGS = """
 import os, signal, time
@@ -111,13 +112,17 @@ def test_each_training_on_servers_counts_each_record_also_if_a_worker_is_killed(
         (place / mark).unlink(missing_ok=True)
     (place / "served.py").write_text(ON_SERVERS)
     options = "--workers 2 --ps 2 --strategy ps" + " --checkpoint-dir served-ck" * kept
-    done = place(f"run {options} --job-name {name} served.py")
+    # Each wait has a limit of its own: the replacement may start a minute after the job.
+    run = place.edl("run", *options.split(), "--job-name", name, "served.py")
+    wait_for((place / "replaced").exists, "a replacement in training 2")
+    stdout, stderr = run.communicate(timeout=HANG_S)
+    assert run.returncode == 0, stderr
     one = "(320, [[1.0], [1.0]])"
     ends = [f"trainings [{one}] [0.5]", f"trainings [{one}, (640, [[2.0], [2.0]])] [0.5, 1.0]"]
     # The replacement of the process that was killed in training 2 has the model of training 1,
     # and the value that the others computed together.
-    found = [line for line in done.stdout.splitlines() if line.startswith("trainings")]
-    assert sorted(found) == sorted([ends[0], *ends, *ends]), done.text
+    found = [line for line in stdout.splitlines() if line.startswith("trainings")]
+    assert sorted(found) == sorted([ends[0], *ends, *ends]), stdout + stderr
     report = json.loads(place(f"audit {name} --json").stdout)
     assert report["verdict"] == "holds", report
     each = [(epoch["training"], epoch["records_done"]) for epoch in report["epochs"]]
