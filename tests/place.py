@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from tests.waiting import HANG_S
+from tests.waiting import COMMAND_S
 from torch_edl.cli.__main__ import main
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +73,7 @@ class Place:
         start = time.monotonic()
         ended = subprocess.run(
             [*EDL, *words],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=HANG_S,
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=COMMAND_S,
         )  # fmt: skip
         done = Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - start)
         assert (done.code == 0) == ok, f"exit code {done.code}\n{done.text[-4000:]}"

@@ -12,6 +12,9 @@ import psutil
 HANG_S = 100.0
 """No test waits longer for one thing. A time that only a hang exceeds: where all cores are busy,
 what takes a second takes half a minute."""
+COMMAND_S = 280.0
+"""No test waits longer for a command that runs a job. Several processes start one after the other,
+and each may need the better part of ``HANG_S`` to import torch."""
 _POLL_S = 0.02
 
 

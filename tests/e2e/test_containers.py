@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.place import EDL, Place
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import COMMAND_S, wait_for
 from torch_edl.wire.endpoint import free_port, is_listening
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
@@ -47,6 +47,6 @@ def test_two_agents_of_equal_host_names_and_pids_do_the_job(place: Place) -> Non
         )
         wait_for(lambda: is_listening(endpoint))
     for agent in agents:
-        text, _ = agent.communicate(timeout=HANG_S)
+        text, _ = agent.communicate(timeout=COMMAND_S)
         assert agent.returncode == 0, text
         assert "counts [2.0]" in text

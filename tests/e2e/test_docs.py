@@ -25,12 +25,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from tests.waiting import COMMAND_S
 from torch_edl.cli.arguments.parser import build_parser
 from torch_edl.wire import services
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TIMEOUT_S = 280  # a dozen processes import torch, which takes long where all cores are busy
 
 _PART = re.compile(
     r"<!-- (?P<kind>file|add|run|output|until)(?:: (?P<what>.*?))? -->\n"
@@ -96,7 +96,7 @@ def run(path: Path, folder: Path) -> None:
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         try:
-            code = shell.wait(TIMEOUT_S)
+            code = shell.wait(COMMAND_S)
         except subprocess.TimeoutExpired:
             code = -1
         finally:
@@ -138,7 +138,7 @@ def _pattern(line: str) -> re.Pattern[str]:
     return re.compile(r"\s+".join(words))
 
 
-@pytest.mark.timeout(TIMEOUT_S + 20)
+@pytest.mark.timeout(COMMAND_S + 20)
 @pytest.mark.parametrize(
     "name",
     [

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from tests.place import Place
 from tests.schemas import FOLDER, load, require_valid
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import COMMAND_S, wait_for
 from torch_edl.cli.__main__ import main
 from torch_edl.cli.arguments.parser import build_parser
 from torch_edl.launch.jobs.status import as_dict
@@ -135,7 +135,7 @@ def test_what_commands_print_is_as_documented(
     scaled = shown("scale line --workers 1:2")
     assert (scaled["min_workers"], scaled["max_workers"], scaled["servers"]) == (1, 2, None)
     assert shown("stop line") == {"job": "line", "state": "stopped"}
-    running.communicate(timeout=HANG_S)
+    running.communicate(timeout=COMMAND_S)
     require_valid("summary", place.json("s.json"))
     lines = shown("logs line")
     for each in lines:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.place import EDL, ROOT, Place
-from tests.waiting import HANG_S
+from tests.waiting import COMMAND_S
 
 EXAMPLES = ROOT / "examples" / "mnist"
 SCRIPT = str(EXAMPLES / "train.py")
@@ -62,7 +62,7 @@ def test_every_way_to_start_it_reaches_the_accuracy(
     words: list[str], processes: int, place: Place
 ) -> None:
     process = place.start(*words, *EPOCHS, stderr=subprocess.STDOUT)
-    text, _ = process.communicate(timeout=HANG_S)
+    text, _ = process.communicate(timeout=COMMAND_S)
     assert process.returncode == 0, text[-4000:]
     assert not place.processes(), "processes outlived their command"
     found = accuracies(text)
@@ -141,7 +141,7 @@ def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) 
         *EDL, "run", "--workers", "1", "script.py",
         env={**place.env, "PYTHONPATH": path}, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    text, _ = process.communicate(timeout=HANG_S)
+    text, _ = process.communicate(timeout=COMMAND_S)
     assert process.returncode == 0, text
     assert "at its end" in text
     assert "this job is not elastic" in text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.place import EDL, Place
-from tests.waiting import HANG_S
+from tests.waiting import COMMAND_S
 from torch_edl.config.environment import ENV_UNSEEN
 
 GANG = Path(__file__).with_name("scripts") / "gang.py"
@@ -38,7 +38,7 @@ def launches(place: Place) -> Place:
 
 def finish(place: Place, *words: str | Path) -> tuple[int, str, str]:
     process = place.start(*words)
-    out, err = process.communicate(timeout=HANG_S)
+    out, err = process.communicate(timeout=COMMAND_S)
     assert not place.processes()
     return process.returncode, out, err
 

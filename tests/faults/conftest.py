@@ -22,7 +22,7 @@ import grpc
 import pytest
 
 from tests.place import EDL, ROOT
-from tests.waiting import HANG_S
+from tests.waiting import COMMAND_S, HANG_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -170,7 +170,7 @@ class Job:
                 pytest.fail(f"it did not come about:\n{self.report()}")
             time.sleep(0.03)
 
-    def finish(self, timeout_s: float = HANG_S) -> int:
+    def finish(self, timeout_s: float = COMMAND_S) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout_s)

@@ -13,7 +13,7 @@ import pytest
 
 import torch_edl
 from tests.tf_compat.installed import tf
-from tests.waiting import HANG_S
+from tests.waiting import COMMAND_S
 from tf_compat.contract import load_contract
 from tf_compat.datasets import TensorFlowDatasets
 from torch_edl.config import DataConfig, JobConfig
@@ -120,5 +120,5 @@ def test_a_job_of_such_a_file(tmp_path: Path) -> None:
             file.write(b"%d" % (number % 2))
     words = ["run", write(tmp_path, FILE), "--data", str(data)]
     command = [sys.executable, "-m", "torch_edl.cli", *words, "--summary", str(output)]
-    subprocess.run(command, check=True, timeout=HANG_S)
+    subprocess.run(command, check=True, timeout=COMMAND_S)
     assert json.loads(output.read_text())["records"] == 640
