@@ -31,6 +31,7 @@ from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
+from master.runtime.local_node import LocalNode
 from master.runtime.loop import StateThread, run
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
@@ -54,12 +55,13 @@ from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
 from torch_edl.launch.jobs.master_process import SUPERSEDED
 from torch_edl.launch.jobs.observers import Observers
+from torch_edl.node.orders import NodeLauncher
 from torch_edl.processes import preemption
-from torch_edl.processes.launcher import Known, Launcher, SharedLauncher
-from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import STOPS, revived, setup_logging
+from torch_edl.training.contract.backends import WORKER, forked_module
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ T = TypeVar("T")
 def main(
     argv: Sequence[str] | None = None,
     *,
-    worker_module: str = "torch_edl.training.worker",
+    worker_module: str = WORKER,
     server_module: str = "torch_edl.ps_server",
 ) -> int:
     """Run one job to its end. Returns the exit code, see the module."""
@@ -109,7 +111,9 @@ class Machine(Host):
         return JobFolder(job).config()
 
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
-        return LocalLauncher(JobFolder(config.name).logs, token=token)
+        return LocalNode(
+            JobFolder(config.name), incarnation=incarnation, forked=forked_module(config)
+        )
 
     def temporary(self, config: JobConfig) -> Path:
         return JobFolder(config.name).dir
@@ -225,7 +229,7 @@ def _run_once(
     else:
         from_state(job, left, clock())
         try:
-            _adopt(fleet, launcher, clock())
+            launcher.adopt(_known(fleet))
         except EdlError as error:  # the cluster does not answer
             log.error("%s", error)
             opened.close()
@@ -239,7 +243,7 @@ def _run_once(
         clock=clock,
         log_path=launcher.log_path,
         cores=host.cores(config),
-        shared=launcher if isinstance(launcher, SharedLauncher) else None,
+        nodes=launcher.nodes if isinstance(launcher, NodeLauncher) else None,
         writer=writer,
         history=folder.history_file if host.asks else None,
     )
@@ -370,32 +374,19 @@ def _give_way(why: str) -> None:
     os._exit(SUPERSEDED)
 
 
-def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
-    """Adopt the processes that the earlier master started. The launcher reports the exits of those
-    that have ended."""
-    processes = fleet.launched()
-    known = [
+def _known(fleet: Fleet) -> list[Known]:
+    """Return the processes that the earlier master has started."""
+    return [
         Known(
             role=p.role,
             id=p.id,
             pid=p.pid,
-            since=p.since,
             ran=p.state != PENDING,
             started_as=p.started_as if isinstance(p, ServerProcess) else "",
             pod=p.pod,
         )
-        for p in processes
+        for p in fleet.launched()
     ]
-    taken = launcher.adopt(known)
-    for process in processes:
-        found = taken[process.role, process.id]
-        if found is not None:
-            fleet.started(process.role, process.id, found.pid, found.since)
-            continue
-        # The earlier master stored the start, and died before it started the process.
-        fleet.not_started(process.role, process.id, "was not started", now)
-        if isinstance(process, ServerProcess) and process in fleet.servers:
-            fleet.servers.vacate(process)
 
 
 def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:

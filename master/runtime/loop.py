@@ -21,20 +21,17 @@ from master.state.actions import (
     Action,
     Become,
     KeepPlan,
-    NotStarted,
     PlanKept,
     Prune,
     Remove,
     SaveServers,
     Start,
-    Started,
     Stop,
 )
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.errors import StoreConflictError
 from torch_edl.launch.jobs.status import as_dict
-from torch_edl.processes.launcher import Launcher, ProcessExit
-from torch_edl.processes.process_group import start_time
+from torch_edl.processes.launcher import Launcher, ProcessExit, ProcessNotStarted
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
 
@@ -105,13 +102,12 @@ def run(
         if waiting and _is_kept(service):
             for action in waiting:
                 _act(action, service, launcher, effects)
-            if any(isinstance(action, Start) for action in waiting):
-                _is_kept(service)  # with their pids
             waiting.clear()
         elif waiting and job.lifecycle.outcome is not None:
             for action in waiting:
                 if isinstance(action, Start):
-                    service.apply(NotStarted(action.spec.role, action.spec.id, "not started"))
+                    spec = action.spec
+                    service.apply(ProcessNotStarted(role=spec.role, id=spec.id, why="not started"))
                 else:
                     _act(action, service, launcher, effects)
             waiting.clear()
@@ -146,12 +142,7 @@ def _is_kept(service: Service) -> bool:
 def _act(action: Action, service: Service, launcher: Launcher, effects: Effects) -> None:
     match action:
         case Start(spec):
-            try:
-                pid = launcher.start(spec)
-                since = start_time(pid) if pid else 0
-                service.apply(Started(spec.role, spec.id, pid, since))
-            except OSError as error:
-                service.apply(NotStarted(spec.role, spec.id, str(error)))
+            launcher.start(spec)
         case Stop():
             launcher.stop(action.role, action.id, grace_s=action.grace_s)
         case KeepPlan():

@@ -17,8 +17,8 @@ from master.state.actions import Note
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import JobEvent, ManagedJob
 from torch_edl.errors import UsageError
+from torch_edl.node.orders import Nodes
 from torch_edl.processes import usage
-from torch_edl.processes.launcher import SharedLauncher
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.endpoint import LOOPBACK, is_any
@@ -53,7 +53,7 @@ class Service:
 
     Args:
         cores: CPU cores to divide among the workers.
-        shared: pods that several workers share; None if there are none.
+        nodes: the nodes that start the processes of the job; None if there are none.
         writer: writes the state before an answer that other processes rely on is sent; None:
             nothing is stored.
         history: file with the history of the job; None if clients read it themselves.
@@ -66,13 +66,15 @@ class Service:
         clock: Clock,
         log_path: user_calls.LogPath,
         cores: int,
-        shared: SharedLauncher | None = None,
+        nodes: Nodes | None = None,
         writer: StateWriter | None = None,
         history: Path | None = None,
     ) -> None:
         self.job = job
         self._history = history
-        self._shared = shared
+        self._nodes = nodes
+        if nodes is not None:
+            nodes.news = self._notify
         self._cores = cores
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
@@ -133,7 +135,6 @@ class Service:
             "LeaveRing": now(workers.leave_ring, keep=True),
             "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
             "AgentReport": now(scripts.agent_report, keep=True),
-            "PodReport": self._pod_report,
             "GetRound": now(scripts.get_round, keep=True),
             "LeaveRound": now(scripts.leave_round, keep=True),
             "CloseRounds": now(scripts.close_rounds, keep=True),
@@ -151,6 +152,7 @@ class Service:
         wait, leasing = self._waiting, self._leasing
         workers, servers, scripts = worker_calls, server_calls, script_calls
         return {
+            "NodeReport": self._node_report,
             "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
             "Register": wait(
                 workers.register, _RING_WAIT_S, partial(pb.RegisterResponse, wait=True)
@@ -328,10 +330,14 @@ class Service:
 
         return handle
 
-    def _pod_report(self, request: pb.PodReportRequest, _: grpc.ServicerContext) -> Any:
-        if self._shared is None:
-            raise UsageError(f"pod {request.pod}: the workers of this job share no pods")
-        return self._shared.report(request)
+    def _node_report(self, request: pb.NodeReportRequest, context: grpc.ServicerContext) -> Any:
+        if self._nodes is None:
+            raise UsageError(f"node {request.node}: the processes of this job have no nodes")
+        return self._nodes.report(request, context.is_active)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def _status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> Any:
         with self.changed:

@@ -15,7 +15,13 @@ from typing import Any
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard
-from torch_edl.processes.launcher import ProcessRefused, ProcessRuns, ProcessSpec, ProcessWaits
+from torch_edl.processes.launcher import (
+    ProcessNotStarted,
+    ProcessRefused,
+    ProcessRuns,
+    ProcessSpec,
+    ProcessWaits,
+)
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -190,22 +196,6 @@ Action = Start | Stop | Become | KeepPlan | Effect
 
 
 @dataclass(frozen=True)
-class Started:
-    role: str
-    id: int
-    pid: int
-    since: int = 0
-    """Start time of the process, see :func:`torch_edl.processes.process_group.start_time`."""
-
-
-@dataclass(frozen=True)
-class NotStarted:
-    role: str
-    id: int
-    error: str
-
-
-@dataclass(frozen=True)
 class CheckpointSaved:
     saved: Saved
     incarnation: int
@@ -272,7 +262,7 @@ EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | Pre
 """Results of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused
 """Scheduling states of a process that was requested."""
-ActionEvent = Started | NotStarted | Progress | PlanKept | EffectEvent
+ActionEvent = ProcessNotStarted | Progress | PlanKept | EffectEvent
 """Results of an :data:`Action`."""
 
 

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from tests.machine import Machine
 from tests.waiting import wait_for
-from torch_edl.processes.launcher import Known, Launcher, ProcessEvent, ProcessExit, ProcessSpec
-from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.launcher import (
+    Known,
+    Launcher,
+    ProcessEvent,
+    ProcessExit,
+    ProcessNotStarted,
+    ProcessSpec,
+)
 
 LASTS = "import time; print('begun', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LASTS
 POLITE = "import signal, os; signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); " + LASTS
 
 
-class Machine:
-    """Launchers of one job on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def launcher(self) -> Launcher:
-        return LocalLauncher(self._folder, token="t")
-
-    def log(self, path: str) -> str:
-        return Path(path).read_text()
-
-    def left(self, pids: list[int]) -> list[str]:
-        return [str(pid) for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 class Pods:
     """Launchers of one job in a namespace of the test cluster."""
+
+    env: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, cluster: Any) -> None:
         from torch_edl.plugins.kubernetes import names
@@ -73,11 +67,14 @@ class Pods:
         lines = self._api.log(path.removeprefix("pod/"), container="main")
         return "".join(f"{line.decode()}\n" for line in lines)
 
-    def left(self, pids: list[int]) -> list[str]:
+    def left(self) -> list[str]:
         from torch_edl.plugins.kubernetes import names
 
         found, _ = self._api.list("Pod", names.selector("ctr"), read=dict)
         return [pod["metadata"]["name"] for pod in found]
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +92,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(params=["machine", pytest.param("pods", marks=pytest.mark.slow)])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Machine | Pods:
+) -> Iterator[Machine | Pods]:
+    made: Machine | Pods
     if request.param == "machine":
-        return Machine(tmp_path)
-    cluster = request.getfixturevalue("cluster")
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return Pods(cluster)
+        monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
+        made = Machine()
+    else:
+        cluster = request.getfixturevalue("cluster")
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        made = Pods(cluster)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -111,11 +113,10 @@ def launcher(place: Machine | Pods) -> Iterator[Launcher]:
     made.close()
 
 
-def spec(id: int, code: str, *, role: str = "worker") -> ProcessSpec:
+def spec(place: Machine | Pods, id: int, code: str, *, role: str = "worker") -> ProcessSpec:
     # A module of Python's own that runs what it is given.
-    return ProcessSpec(
-        role=role, id=id, module="timeit", args=["-n", "1", "-r", "1", code], end_with_parent=0
-    )
+    args = ["-n", "1", "-r", "1", code]
+    return ProcessSpec(role=role, id=id, module="timeit", args=args, env=place.env)
 
 
 def ends(launcher: Launcher, count: int = 1) -> list[ProcessExit]:
@@ -148,7 +149,7 @@ def begun(place: Machine | Pods, launcher: Launcher, id: int, *, role: str = "wo
 def test_an_end_is_told_once_with_its_code_and_its_log_stays(
     place: Machine | Pods, launcher: Launcher
 ) -> None:
-    launcher.start(spec(3, "import os; print('said', flush=True); os._exit(7)"))
+    launcher.start(spec(place, 3, "import os; print('said', flush=True); os._exit(7)"))
     [end] = ends(launcher)
     assert (end.role, end.id, end.code, end.signal) == ("worker", 3, 7, None)
     assert not end.was_taken
@@ -159,7 +160,7 @@ def test_an_end_is_told_once_with_its_code_and_its_log_stays(
 
 
 def test_one_that_is_stopped_was_terminated(place: Machine | Pods, launcher: Launcher) -> None:
-    launcher.start(spec(0, POLITE))
+    launcher.start(spec(place, 0, POLITE))
     begun(place, launcher, 0)
     launcher.stop("worker", 0, grace_s=30.0)
     [end] = ends(launcher)
@@ -170,7 +171,7 @@ def test_one_that_does_not_heed_it_is_ended_by_force(
     place: Machine | Pods, launcher: Launcher
 ) -> None:
     for id in (0, 1):
-        launcher.start(spec(id, STUBBORN))
+        launcher.start(spec(place, id, STUBBORN))
     for id in (0, 1):
         begun(place, launcher, id)
     launcher.stop("worker", 0, grace_s=1.0)
@@ -182,7 +183,7 @@ def test_one_that_does_not_heed_it_is_ended_by_force(
 def test_one_that_changes_its_role_ends_in_the_new_one(
     place: Machine | Pods, launcher: Launcher
 ) -> None:
-    launcher.start(spec(5, POLITE))
+    launcher.start(spec(place, 5, POLITE))
     begun(place, launcher, 5)
     log = launcher.log_path("worker", 5)
     launcher.rename("worker", 5, "ps", 2)
@@ -192,30 +193,36 @@ def test_one_that_changes_its_role_ends_in_the_new_one(
     assert (end.role, end.id) == ("ps", 2)
 
 
-def test_the_next_launcher_takes_over(place: Machine | Pods, launcher: Launcher) -> None:
+def test_the_next_launcher_takes_over(place: Machine | Pods) -> None:
     first = place.launcher()
-    pids = {id: first.start(spec(id, LASTS)) for id in range(2)}
-    for id in pids:
+    for id in range(2):
+        first.start(spec(place, id, LASTS))
+    for id in range(2):
         begun(place, first, id)
     first.close()
-    from torch_edl.processes.process_group import start_time
+    launcher = place.launcher()
+    known = [Known(role="worker", id=id, ran=True) for id in range(2)]
+    launcher.adopt([*known, Known(role="worker", id=7)])
+    found: list[ProcessEvent] = []
 
-    known = [
-        Known(role="worker", id=id, pid=pid, since=start_time(pid) if pid else 0, ran=True)
-        for id, pid in pids.items()
-    ]
-    taken = launcher.adopt([*known, Known(role="worker", id=7)])
-    assert [id for (_, id), each in taken.items() if each is None] == [7]
+    def never_started() -> list[int]:
+        found.extend(launcher.poll())
+        return [each.id for each in found if isinstance(each, ProcessNotStarted)]
+
+    wait_for(never_started)
+    assert never_started() == [7]
     launcher.stop("worker", 0, grace_s=0)
     [end] = ends(launcher)
     assert end.id == 0
     launcher.stop_all(grace_s=0)
     assert [e for e in launcher.poll() if isinstance(e, ProcessExit)] == []
+    assert place.left() == []
 
 
 def test_nothing_is_left_at_the_end(place: Machine | Pods, launcher: Launcher) -> None:
     roles = itertools.cycle(["worker", "ps"])
-    pids = [launcher.start(spec(id, LASTS, role=next(roles))) for id in range(4)]
+    for id in range(4):
+        launcher.start(spec(place, id, LASTS, role=next(roles)))
     begun(place, launcher, 0)
     launcher.stop_all(grace_s=0)
-    assert place.left(pids) == []
+    assert place.left() == []

@@ -6,9 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
-
-from torch_edl.wire import master_pb2 as pb
+from typing import Protocol
 
 
 def ended_by(code: int, *signals: int) -> bool:
@@ -139,7 +137,20 @@ class ProcessRuns:
     role: str
     id: int
     node: str = ""
-    """Machine of the process; empty for this machine."""
+    """Machine of the process; empty for that of the master."""
+    pid: int = 0
+    """Process id on its machine; 0 if it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessNotStarted:
+    """A process did not start, and never will."""
+
+    role: str
+    id: int
+    why: str = ""
+    """Reason for the user; empty if an earlier master decided to start the process, and ended
+    before it did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +163,7 @@ class ProcessRefused:
     """Reason and advice for the user."""
 
 
-ProcessEvent = ProcessWaits | ProcessRuns | ProcessRefused | ProcessExit
+ProcessEvent = ProcessWaits | ProcessRuns | ProcessNotStarted | ProcessRefused | ProcessExit
 """An event that a launcher reports about a process."""
 
 
@@ -163,9 +174,7 @@ class Known:
     role: str
     id: int
     pid: int = 0
-    """Pid of the process; 0 if it is unknown or the process runs on another machine."""
-    since: int = 0
-    """Start time, see :func:`torch_edl.processes.process_group.start_time`."""
+    """Pid of the process; 0 if it is unknown."""
     ran: bool = False
     """True if the process is known to have run. If it cannot be found, it has ended."""
     started_as: str = ""
@@ -179,24 +188,19 @@ class Launcher(Protocol):
     """Starts, watches and ends processes. A launcher is used by one thread.
 
     Role and id name a process; no other process of the job ever has the same role and id.
-    :meth:`poll` reports later that a process waits, runs, or has ended.
+    :meth:`poll` reports later that a process waits, runs, did not start, or has ended.
     """
 
-    def start(self, spec: ProcessSpec) -> int:
-        """Start ``python -m spec.module *spec.args``; return its pid, 0 if it runs elsewhere.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
+    def start(self, spec: ProcessSpec) -> None:
+        """Start ``python -m spec.module *spec.args``."""
         ...
 
-    def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Take over the processes that an earlier launcher was asked to start.
+    def adopt(self, known: Sequence[Known]) -> None:
+        """Take over the processes that an earlier launcher was asked to start. Called before any
+        other method.
 
-        Called before any other method. :meth:`poll` reports the processes that have ended.
-
-        Returns:
-            What is known of each process now, by role and id; None if it was never started.
+        Raises:
+            EdlError: the cluster does not answer.
         """
         ...
 
@@ -226,13 +230,4 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Close the launcher; running processes continue."""
-        ...
-
-
-@runtime_checkable
-class SharedLauncher(Protocol):
-    """A launcher of pods in which several workers run; each pod asks the master for its workers."""
-
-    def report(self, request: pb.PodReportRequest) -> pb.PodReportResponse:
-        """Process the report of a pod, and return which workers to run and to stop. Thread-safe."""
         ...

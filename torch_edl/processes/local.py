@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -10,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from torch_edl.config.environment import ENV_PROCESS
-from torch_edl.processes import exec_child, process_group
-from torch_edl.processes.launcher import Known, ProcessExit, ProcessSpec
+from torch_edl.processes import exec_child
+from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.oom_kills import OOM_KILLED, OomKills
 from torch_edl.processes.process_group import ChildGroup, GroupLeader
 
@@ -43,19 +41,14 @@ class LocalLauncher:
     :mod:`torch_edl.processes.exec_child`.
 
     Args:
-        token: token of the job, used to find processes whose pid was not recorded.
         lines: receives the output instead of log files; called in one thread for each process.
     """
 
-    def __init__(
-        self, log_dir: str | Path = "", *, token: str = "", lines: Lines | None = None
-    ) -> None:
+    def __init__(self, log_dir: str | Path = "", *, lines: Lines | None = None) -> None:
         self._log_dir = Path(log_dir)
-        self._token = token
         self._lines = lines
         self._readers: list[threading.Thread] = []
         self._running: dict[tuple[str, int], GroupLeader] = {}
-        self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
         self._oom_kills = OomKills()
 
     def start(self, spec: ProcessSpec) -> int:
@@ -64,44 +57,25 @@ class LocalLauncher:
             raise RuntimeError("LocalLauncher.start: call it from the main thread")
         key = (spec.role, spec.id)
         assert key not in self._running, f"{spec.name} was started before"
+        env = {**environment(), ENV_PROCESS: spec.name, **spec.env}
+        with self._output(spec) as output:
+            child = self._running[key] = self._spawn(spec, env, output)
+        return child.pid
+
+    def _spawn(self, spec: ProcessSpec, env: Mapping[str, str], output: IO[bytes]) -> GroupLeader:
         # -P: a folder `master` in the working directory must not be imported instead of ours.
         command = [sys.executable, "-P", "-m", spec.module, *spec.args]
         if spec.end_with_parent:
             command = exec_child.words(command, spec.end_with_parent)
-        with self._output(spec) as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=_environment(spec),
-            )
-        if process.stdout is not None:
-            words = (spec.name, process.stdout)
-            reader = threading.Thread(target=self._read, args=words, name="lines", daemon=True)
-            self._readers = [each for each in self._readers if each.is_alive()] + [reader]
-            reader.start()
-        self._running[key] = ChildGroup(process)
-        return process.pid
-
-    def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Take over the processes of an earlier launcher.
-
-        A process whose pid was not recorded is found by the token of the job. The end of an adopted
-        process is reported without an exit code, which the kernel reports to the parent only.
-        """
-        found = process_group.find(self._token) if self._token else {}
-        taken: dict[tuple[str, int], Known | None] = {}
-        for each in known:
-            key = (each.role, each.id)
-            if not each.pid:
-                pid, since = found.get(each.started_as or f"{each.role}-{each.id}", (0, 0))
-                each = replace(each, pid=pid, since=since)
-            taken[key] = each if each.pid else None
-            if each.pid:
-                self._running[key] = process_group.AdoptedGroup(each.pid, each.since)
-        return taken
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=env,
+        )
+        return ChildGroup(process)
 
     def poll(self) -> list[ProcessExit]:
         """Report each process that ended since the last call; kill those whose grace expired."""
@@ -115,10 +89,8 @@ class LocalLauncher:
                 continue
             del self._running[role, id]
             code = child.code
-            if code is None:
-                why = "an earlier master started the process, and only that one could learn it"
-                ended.append(ProcessExit(role=role, id=id, why=why))
-            elif code == -signal.SIGKILL and self._oom_kills.are_new():
+            assert code is not None, f"{role}-{id} ended"
+            if code == -signal.SIGKILL and self._oom_kills.are_new():
                 why, number = OOM_KILLED, -code
                 ended.append(ProcessExit(role=role, id=id, signal=number, why=why, own_fault=True))
             elif code < 0:
@@ -133,13 +105,6 @@ class LocalLauncher:
         if child is not None:
             child.stop(grace_s=grace_s, now=time.monotonic())
 
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Change role and id of a process. Its output stays in the same file."""
-        child = self._running.pop((role, id), None)
-        if child is not None:
-            self._running[to_role, to_id] = child
-        self._logs[to_role, to_id] = self.log_path(role, id)
-
     def stop_all(self, *, grace_s: float) -> None:
         """End every process and wait until all have ended."""
         for role, id in list(self._running):
@@ -151,19 +116,20 @@ class LocalLauncher:
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
 
-    def close(self) -> None:
-        """Forget the processes, which continue to run."""
-        self._running.clear()
-
     def log_path(self, role: str, id: int) -> str:
         """Return the log file of a process."""
-        return self._logs.get((role, id)) or str(self._log_dir / f"{role}-{id}.log")
+        return str(self._log_dir / f"{role}-{id}.log")
 
-    def _output(self, spec: ProcessSpec) -> contextlib.AbstractContextManager[IO[bytes] | int]:
-        if self._lines is not None:
-            return contextlib.nullcontext(subprocess.PIPE)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        return open(self.log_path(spec.role, spec.id), "ab")
+    def _output(self, spec: ProcessSpec) -> IO[bytes]:
+        if self._lines is None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            return open(self.log_path(spec.role, spec.id), "ab")
+        read, write = os.pipe()
+        words = (spec.name, open(read, "rb"))  # noqa: SIM115 - the thread closes it
+        reader = threading.Thread(target=self._read, args=words, name="lines", daemon=True)
+        self._readers = [each for each in self._readers if each.is_alive()] + [reader]
+        reader.start()
+        return open(write, "wb", buffering=0)
 
     def _read(self, name: str, output: IO[bytes]) -> None:
         assert self._lines is not None
@@ -172,15 +138,14 @@ class LocalLauncher:
                 self._lines(name, line)
 
 
-def _environment(spec: ProcessSpec) -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the variables of all processes: those of this process, with some of Python."""
     env = {
         # gRPC logs each failed handshake, so clients without a certificate could fill the disk.
         "GRPC_VERBOSITY": "ERROR",
         **os.environ,
         # Without a buffer, the output of a killed process is not lost.
         "PYTHONUNBUFFERED": "1",
-        ENV_PROCESS: spec.name,
-        **spec.env,
     }
     # Children of a source checkout must import this checkout. An installed package is found without
     # PYTHONPATH, and site-packages must not come before the standard library.

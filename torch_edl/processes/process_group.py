@@ -1,15 +1,9 @@
-"""Processes that lead a process group and are ended with everything that they forked: children of
-this process, and processes that outlived the process that started them.
-
-A pid alone does not identify a process, because the kernel reuses pids. The pid together with the
-start time from ``/proc/PID/stat`` is unique, and an open pidfd keeps pointing to the same process.
-"""
+"""Child processes that lead a process group and are ended with everything that they forked."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -17,13 +11,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
-from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
-
 _PROC = Path("/proc")
 
 
 class GroupLeader(ABC):
-    """A process and the process group that it leads. Not thread-safe."""
+    """A child of this process, and the process group that it leads. Not thread-safe.
+
+    Until the child is reaped, the kernel does not reuse its pid and process group, so signals
+    cannot reach another process.
+    """
 
     def __init__(self, pid: int) -> None:
         self._kill_at: float | None = None
@@ -32,13 +28,38 @@ class GroupLeader(ABC):
         """True after :meth:`stop` was called."""
 
     @property
+    @abstractmethod
     def code(self) -> int | None:
-        """Exit code of the ended process, -N if signal N ended it; None if it is unknown."""
-        return None
+        """Exit code of the ended process, -N if signal N ended it; None before it is reaped."""
 
     @abstractmethod
+    def _wait(self) -> int:
+        """Reap the ended process and return its exit code."""
+
     def ended(self) -> bool:
         """Return True if the process ended; in that case, kill the rest of its group."""
+        return self.reap() is not None
+
+    def reap(self, *, spare_forked: bool = False) -> int | None:
+        """Return the exit code of the ended child, -N if signal N ended it; None while it runs.
+
+        The rest of the group is killed before the child is reaped.
+
+        Args:
+            spare_forked: if the child ended by itself with exit code 0, do not kill the processes
+                that it forked.
+        """
+        if self.code is not None:
+            return self.code
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # other code of this process has reaped it
+            return self._wait()
+        if ended is None:
+            return None
+        if self.stopping or ended.si_status != 0 or not spare_forked:
+            self.kill()
+        return self._wait()
 
     def stop(self, *, grace_s: float, now: float, whole_group: bool = False) -> None:
         """Send SIGTERM; :meth:`kill_overdue` sends SIGKILL ``grace_s`` later.
@@ -83,11 +104,7 @@ class GroupLeader(ABC):
 
 
 class ChildGroup(GroupLeader):
-    """A child of this process.
-
-    Until the child is reaped, the kernel does not reuse its pid and process group, so signals
-    cannot reach another process.
-    """
+    """A child that was executed."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(process.pid)
@@ -97,27 +114,27 @@ class ChildGroup(GroupLeader):
     def code(self) -> int | None:
         return self._process.returncode
 
-    def ended(self) -> bool:
-        return self.reap() is not None
-
-    def reap(self, *, spare_forked: bool = False) -> int | None:
-        """Return the exit code of the ended child, -N if signal N ended it; None while it runs.
-
-        The rest of the group is killed before the child is reaped.
-
-        Args:
-            spare_forked: if the child ended by itself with exit code 0, do not kill the processes
-                that it forked.
-        """
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # other code of this process has reaped it
-            return self._process.poll()
-        if ended is None:
-            return None
-        if self.stopping or ended.si_status != 0 or not spare_forked:
-            self.kill()
+    def _wait(self) -> int:
         return self._process.wait()
+
+
+class ForkedGroup(GroupLeader):
+    """A child that another process has forked for this one."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self._code: int | None = None
+
+    @property
+    def code(self) -> int | None:
+        return self._code
+
+    def _wait(self) -> int:
+        try:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # other code of this process has reaped it
+            self._code = 1
+        return self._code
 
 
 def end_own_group() -> NoReturn:
@@ -160,65 +177,3 @@ def _stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/PID/stat`` after the name, from the state on."""
     stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     return stat.rpartition(")")[2].split()  # the name before ")" may contain any characters
-
-
-def find(token: str) -> dict[str, tuple[int, int]]:
-    """Return pid and start time of the processes of a job on this machine, by their names in the
-    job (``worker-3``).
-
-    Children of a process inherit its environment; the oldest process with a name is returned.
-    """
-    ours, named = f"{ENV_TOKEN}={token}".encode(), f"{ENV_PROCESS}=".encode()
-    found: dict[str, tuple[int, int]] = {}
-    for entry in _PROC.iterdir():
-        # The process may have ended meanwhile, or belong to another user.
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(entry.name)
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            if ours not in variables or os.getsid(pid) != pid:
-                continue
-            name = next((v.removeprefix(named) for v in variables if v.startswith(named)), b"")
-            started = start_time(pid)
-            before = found.get(name.decode())
-            if name and started and (before is None or started < before[1]):
-                found[name.decode()] = pid, started
-    return found
-
-
-class AdoptedGroup(GroupLeader):
-    """A process that was started by another process, with the process group that it leads."""
-
-    def __init__(self, pid: int, started: int) -> None:
-        super().__init__(pid)
-        self._fd = -1
-        self._is_over = False
-        with contextlib.suppress(ProcessLookupError):
-            self._fd = os.pidfd_open(pid)
-        # Read after the pidfd was opened: both refer to the same process.
-        found = start_time(pid)
-        if self._fd < 0 or found != started:
-            self._end(kill=not found)  # a reused pid: not our group
-
-    def ended(self) -> bool:
-        if self._fd >= 0:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            if poll.poll(0):
-                self._end(kill=True)
-        return self._is_over
-
-    def _end(self, *, kill: bool) -> None:
-        if kill:
-            self.kill()
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._is_over = -1, True
-
-    def _terminate(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fd, signal.SIGTERM)
-
-    def _send(self, number: signal.Signals) -> None:
-        if not self._is_over:
-            super()._send(number)

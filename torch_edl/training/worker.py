@@ -35,7 +35,7 @@ from torch_edl.processes import preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
 from torch_edl.processes.this_process import become, configure_torch, expendable, setup_logging
-from torch_edl.training.contract.backends import backend_of, importing
+from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
@@ -89,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         master.heartbeat.stop()
     return departure.exit_code if departure.asked.is_set() else code
+
+
+def preload() -> None:
+    """Import what a worker of torch needs, in a fork server."""
+    configure_torch()
+    for module in ("torch_edl.training.run_file", "torch_edl.training.one_off", "numpy.random"):
+        importlib.import_module(module)
+    named(TORCH).warm_up()
+
+
+def run() -> None:
+    """Run a worker with the arguments of this process, which ends."""
+    _end(main())
 
 
 def _await_place(worker_id: int) -> UserFunctions:
@@ -218,4 +231,4 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _end(main())
+    run()

@@ -28,7 +28,7 @@ from torch_edl.wire import control_pb2 as torch__edl_dot_wire_dot_control__pb2
 from torch_edl.wire import counts_pb2 as torch__edl_dot_wire_dot_counts__pb2
 from torch_edl.wire import meetings_pb2 as torch__edl_dot_wire_dot_meetings__pb2
 from torch_edl.wire import metrics_pb2 as torch__edl_dot_wire_dot_metrics__pb2
-from torch_edl.wire import pods_pb2 as torch__edl_dot_wire_dot_pods__pb2
+from torch_edl.wire import nodes_pb2 as torch__edl_dot_wire_dot_nodes__pb2
 from torch_edl.wire import rings_pb2 as torch__edl_dot_wire_dot_rings__pb2
 from torch_edl.wire import rounds_pb2 as torch__edl_dot_wire_dot_rounds__pb2
 from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
@@ -40,13 +40,13 @@ from torch_edl.wire.control_pb2 import *
 from torch_edl.wire.counts_pb2 import *
 from torch_edl.wire.meetings_pb2 import *
 from torch_edl.wire.metrics_pb2 import *
-from torch_edl.wire.pods_pb2 import *
+from torch_edl.wire.nodes_pb2 import *
 from torch_edl.wire.rings_pb2 import *
 from torch_edl.wire.rounds_pb2 import *
 from torch_edl.wire.tasks_pb2 import *
 from torch_edl.wire.workers_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/agents.proto\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/control.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1dtorch_edl/wire/meetings.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x19torch_edl/wire/pods.proto\x1a\x1atorch_edl/wire/rings.proto\x1a\x1btorch_edl/wire/rounds.proto\x1a\x1atorch_edl/wire/tasks.proto\x1a\x1ctorch_edl/wire/workers.protoP\x00P\x01P\x02P\x03P\x04P\x05P\x06P\x07P\x08P\tP\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/agents.proto\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/control.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1dtorch_edl/wire/meetings.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/nodes.proto\x1a\x1atorch_edl/wire/rings.proto\x1a\x1btorch_edl/wire/rounds.proto\x1a\x1atorch_edl/wire/tasks.proto\x1a\x1ctorch_edl/wire/workers.protoP\x00P\x01P\x02P\x03P\x04P\x05P\x06P\x07P\x08P\tP\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

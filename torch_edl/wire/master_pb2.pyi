@@ -4,7 +4,7 @@ from torch_edl.wire import control_pb2 as _control_pb2
 from torch_edl.wire import counts_pb2 as _counts_pb2
 from torch_edl.wire import meetings_pb2 as _meetings_pb2
 from torch_edl.wire import metrics_pb2 as _metrics_pb2
-from torch_edl.wire import pods_pb2 as _pods_pb2
+from torch_edl.wire import nodes_pb2 as _nodes_pb2
 from torch_edl.wire import rings_pb2 as _rings_pb2
 from torch_edl.wire import rounds_pb2 as _rounds_pb2
 from torch_edl.wire import tasks_pb2 as _tasks_pb2
@@ -55,10 +55,12 @@ from torch_edl.wire.metrics_pb2 import StateTensor as StateTensor
 from torch_edl.wire.metrics_pb2 import MetricState as MetricState
 from torch_edl.wire.metrics_pb2 import Metrics as Metrics
 from torch_edl.wire.metrics_pb2 import MetricValues as MetricValues
-from torch_edl.wire.pods_pb2 import EndedWorker as EndedWorker
-from torch_edl.wire.pods_pb2 import PodReportRequest as PodReportRequest
-from torch_edl.wire.pods_pb2 import StopWorker as StopWorker
-from torch_edl.wire.pods_pb2 import PodReportResponse as PodReportResponse
+from torch_edl.wire.nodes_pb2 import RunningProcess as RunningProcess
+from torch_edl.wire.nodes_pb2 import EndedProcess as EndedProcess
+from torch_edl.wire.nodes_pb2 import NodeReportRequest as NodeReportRequest
+from torch_edl.wire.nodes_pb2 import StartProcess as StartProcess
+from torch_edl.wire.nodes_pb2 import StopProcess as StopProcess
+from torch_edl.wire.nodes_pb2 import NodeReportResponse as NodeReportResponse
 from torch_edl.wire.rings_pb2 import Ring as Ring
 from torch_edl.wire.rings_pb2 import JoinRingRequest as JoinRingRequest
 from torch_edl.wire.rings_pb2 import JoinRingResponse as JoinRingResponse

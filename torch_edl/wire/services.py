@@ -11,7 +11,7 @@ from torch_edl.wire import (
     cluster_pb2,
     control_pb2,
     meetings_pb2,
-    pods_pb2,
+    nodes_pb2,
     pserver_pb2,
     replica_pb2,
     rings_pb2,
@@ -37,9 +37,9 @@ RINGS = _of(rings_pb2.DESCRIPTOR)
 MEETINGS = _of(meetings_pb2.DESCRIPTOR)
 AGENTS = _of(agents_pb2.DESCRIPTOR)
 ROUNDS = _of(rounds_pb2.DESCRIPTOR)
-PODS = _of(pods_pb2.DESCRIPTOR)
+NODES = _of(nodes_pb2.DESCRIPTOR)
 CONTROL = _of(control_pb2.DESCRIPTOR)
-MASTER = SERVERS + WORKERS + TASKS + RINGS + MEETINGS + AGENTS + ROUNDS + PODS + CONTROL
+MASTER = SERVERS + WORKERS + TASKS + RINGS + MEETINGS + AGENTS + ROUNDS + NODES + CONTROL
 """All services of the master of a job, on one port."""
 
 

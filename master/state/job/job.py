@@ -16,12 +16,10 @@ from master.state.actions import (
     DataScanned,
     Failure,
     Note,
-    NotStarted,
     PlanKept,
     PreprocessingKept,
     Remove,
     Saved,
-    Started,
     StreamGrown,
 )
 from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
@@ -54,7 +52,13 @@ from master.state.workforce.workforce import (
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.watch import Verdict
-from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import (
+    ProcessExit,
+    ProcessNotStarted,
+    ProcessRefused,
+    ProcessRuns,
+    ProcessWaits,
+)
 from torch_edl.wire import master_pb2 as pb
 
 _Happened = PreparationEvent | TaskEvent | CutTaken | WorkforceEvent | FailoverEvent
@@ -184,10 +188,8 @@ class ManagedJob:
                 self.lifecycle.note(event.level, event.text, now, event.traceback)
             case Failure():
                 self.lifecycle.fail(event.error, now, traceback=event.traceback, usage=event.usage)
-            case Started():
-                self.fleet.started(event.role, event.id, event.pid, event.since)
-            case NotStarted():
-                self.fleet.not_started(event.role, event.id, event.error, now)
+            case ProcessNotStarted():
+                self.fleet.not_started(event, now)
                 self.apply_all(self.failover.not_started(event, now), now)
             case DataScanned():
                 self.damaged += event.damaged

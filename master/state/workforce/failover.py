@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from master.state.actions import Failure, Note, NotStarted
+from master.state.actions import Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import ServerProcess, SpareProcess
 from torch_edl.config import JobConfig
+from torch_edl.processes.launcher import ProcessNotStarted
 
 # Seconds until a started server must be heard; then it counts as not placed. The limit doubles for
 # each successor, up to the second value: a busy machine may start processes slowly.
@@ -55,12 +56,16 @@ class Failover:
         """Handle a server that lacks what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
-    def not_started(self, event: NotStarted, now: float) -> Sequence[FailoverEvent]:
-        """Handle a process that could not be started: a Failure unless the job can do without it
-        for a while."""
+    def not_started(self, event: ProcessNotStarted, now: float) -> Sequence[FailoverEvent]:
+        """Handle a process that did not start: a Failure unless the job can do without it for a
+        while, or it can start now."""
         process = self._fleet.process(event.role, event.id)
         assert process is not None
-        text = f"{process.name} cannot be started: {event.error}"
+        if not event.why:
+            if isinstance(process, ServerProcess) and process in self._fleet.servers:
+                self._fleet.servers.vacate(process)
+            return []
+        text = f"{process.name} cannot be started: {event.why}"
         if isinstance(process, ServerProcess):
             if self._durable and self._fleet.future_server(now) is not None:
                 return self._lost(process, text, now, placed=False)

@@ -34,7 +34,7 @@ from master.state.workforce.processes import (
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
 from master.state.workforce.starts import AgentPods, P, Starts, free_slots
-from torch_edl.processes.launcher import ProcessExit
+from torch_edl.processes.launcher import ProcessExit, ProcessNotStarted
 from torch_edl.wire import master_pb2 as pb
 
 _STOP_GRACE_S = 2.0
@@ -143,18 +143,13 @@ class Fleet(Roster):
             process.end()
         self.model = ModelStart(self.model.incarnation + 1, restore, values_only)
 
-    def started(self, role: str, id: int, pid: int, since: int = 0) -> None:
-        """Record the pid of a process that was started."""
-        process = self[role, id]
-        process.pid, process.since = pid, since
-
-    def not_started(self, role: str, id: int, reason: str, now: float) -> None:
-        """Record that a process could not be started."""
-        process = self[role, id]
-        process.exits(reason)
+    def not_started(self, event: ProcessNotStarted, now: float) -> None:
+        """Record that a process did not start."""
+        process = self[event.role, event.id]
+        process.exits(event.why or "was not started")
         if isinstance(process, SpareProcess):
             self.spares.died(now)
-        elif role == "worker":
+        elif event.role == "worker":
             self._deaths.start_after = now + _PLACE_AGAIN_S
 
     def adopt(self, id: int, pid: int, log: str) -> None:

@@ -46,9 +46,6 @@ class Process:
     """One of the states above, such as :data:`RUNNING`."""
     pid: int = 0
     """Process id; 0 before the start, and for pods."""
-    since: int = 0
-    """Start time of the process in ticks of the machine; with the pid, it identifies the
-    process."""
     exit: str = ""
     """How the process ended; empty while it runs."""
     started_at: float = 0.0
@@ -137,6 +134,7 @@ class Process:
         """Record that the process runs; its time to register begins."""
         self.waits, self.fix, self.waits_at = "", "", None
         self.unplaced, self.node = False, event.node
+        self.pid = event.pid or self.pid
         if self.state == PENDING:
             self.started_at = now
         self.enter(STARTING if self.state == PENDING else self.state)
@@ -281,7 +279,7 @@ class ServerProcess(_HeardProcess):
         """Take over the process of a worker or a spare."""
         process.exits(f"became {self.name}")
         self.was_worker, self.started_as = True, f"{process.role}-{process.id}"
-        self.pid, self.since, self.node = process.pid, process.since, process.node
+        self.pid, self.node = process.pid, process.node
         self.pod = process.pod
         self.enter(STARTING)
 

@@ -20,14 +20,13 @@ from master.state.actions import (
     Saved,
     SaveServers,
     Start,
-    Started,
     Stop,
 )
 from master.state.calls import server_calls, worker_calls
 from master.state.job.job import ManagedJob
 from master.state.job.restart import from_state, to_state
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import RUNNING, Process
+from master.state.workforce.processes import PENDING, RUNNING, Process
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
 from tests.unit.master.said import FINISHED, LEASED, Said
@@ -188,7 +187,9 @@ class World(Said):
         for action in actions:
             if isinstance(action, Start):
                 self.started.append(action.spec)
-                self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
+                role, id = action.spec.role, action.spec.id
+                if self.fleet[role, id].state != PENDING:
+                    self.job.apply(ProcessRuns(role=role, id=id, pid=1), self.now)
             elif isinstance(action, Stop):
                 self.stopped.append(action)
                 self.exit(action.role, action.id, signal=15 if action.grace_s else 9)

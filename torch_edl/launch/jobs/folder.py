@@ -13,6 +13,8 @@ import os
 import re
 import secrets
 import shutil
+import signal
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +51,8 @@ _STARTING_S = 60.0
 # Others look at a lock by taking it for a moment.
 _LOOK_S = 1.0
 _POLL_S = 0.01
+# The structure flock of fcntl(2): type, whence, start, length, pid.
+_FLOCK = "hhqqi4x"
 
 
 def jobs_home() -> Path:
@@ -219,6 +223,8 @@ class JobFolder:
         """File with curves and changes of processes, see the observer ``history``."""
         self.predictions = self.dir / "predictions"
         """Folder with the predictions, one file per task."""
+        self.node_lock = self.dir / "node.lock"
+        """File that the node of the job locks while it runs."""
         self._held: BinaryIO | None = None
 
     @property
@@ -283,6 +289,17 @@ class JobFolder:
     def has_master(self) -> bool:
         """Return True if the master is running, or the process that can restart it."""
         return self.is_watched() or self.is_alive()
+
+    def has_node(self) -> bool:
+        """Return True if the node is running that starts the processes of the job."""
+        return bool(_locked_by(self.node_lock))
+
+    def end_node(self) -> None:
+        """Kill the node, and with it the processes that it started, and wait for its end."""
+        while pid := _locked_by(self.node_lock):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_S)
 
     def is_running(self) -> bool:
         """Return True if the name of the job is in use: by a master or by waiting agents."""
@@ -447,6 +464,17 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def _locked_by(path: Path) -> int:
+    """Return the pid of the process that has a lock of fcntl(2) on a file; 0 if none has."""
+    try:
+        with open(path, "rb") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return 0
+    return pid if kind != fcntl.F_UNLCK else 0
 
 
 def _modified(path: Path) -> float:

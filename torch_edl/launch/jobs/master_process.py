@@ -12,9 +12,8 @@ from torch_edl.config.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.logs import last_error, last_lines
-from torch_edl.processes.launcher import Known, ProcessExit, ProcessSpec
+from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
-from torch_edl.processes.process_group import find
 
 log = logging.getLogger(__name__)
 
@@ -172,17 +171,8 @@ class MasterProcess:
         self._stopping = True
         self._launcher.stop_all(grace_s=grace_s)
         if self.exit is None or self.exit.code != SUPERSEDED:
-            self._end_orphans()
+            self._job.end_node()
         self._hold.close()
-
-    def _end_orphans(self) -> None:
-        known = []
-        for name, (pid, since) in find(self.token).items():
-            if name.startswith(("worker-", "ps-")):
-                role, _, id = name.partition("-")
-                known.append(Known(role=role, id=int(id), pid=pid, since=since))
-        self._launcher.adopt(known)
-        self._launcher.stop_all(grace_s=0)
 
     def cause(self) -> str:
         """Return the last error in the master's log, or why there is none; empty if unknown."""

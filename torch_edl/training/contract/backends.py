@@ -6,14 +6,21 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_edl.config import extensions
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Backend
 from torch_edl.training.contract.source_files import imported, local_trees
 
+if TYPE_CHECKING:
+    from torch_edl.config import JobConfig
+
 TORCH = "torch"
 """Name of the built-in backend."""
+
+WORKER = "torch_edl.training.worker"
+"""Module of the worker process of a model file."""
 
 
 def backend_of(path: str) -> Backend:
@@ -50,6 +57,13 @@ def named(package: str) -> Backend:
         return built_in
     loaded: Backend = extensions.load(extensions.BACKENDS, package, package)
     return loaded
+
+
+def forked_module(config: JobConfig) -> str:
+    """Return the module of the processes that a node forks; empty if it is to fork none, since the
+    framework of the job starts threads when it is imported."""
+    torch = config.kind != "script" and package_of(config.model_file) == TORCH
+    return WORKER if torch else ""
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start):
     assert master.end("finished") == "exit code 0"
     assert master.records() == every_record()
     assert {(p.role, p.id): p.pid for p in master.children()} == before
-    assert {p.exit for p in master.children()} <= {"stopped", "left when asked"}
+    assert {p.exit for p in master.children()} <= {"stopped", "exit code 0"}, "the node knows"
     numbers = [json.loads(line)["sequence"] for line in events(master)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert restarts_noted(master) == 2

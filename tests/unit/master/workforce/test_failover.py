@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
+from master.state.actions import Become, Flush, Flushed, SaveServers, Start
 from master.state.calls import server_calls
 from tests.unit.master.world import World, every_record, running
 from torch_edl.errors import UsageError
+from torch_edl.processes.launcher import ProcessNotStarted, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -257,21 +258,21 @@ class TestAWorkerThatBecomesAServer:
 
     def test_hears_so_from_the_next_master(self):
         w = world(workers=3, failover="worker")
-        w.fleet.started("worker", 2, pid=7, since=70)
+        w.apply(ProcessRuns(role="worker", id=2, pid=7))
         w.exit("ps", 1, signal=9)
         w.tick()
         again = w.restart()
         assert again.beat(2).server_args == w.beat(2).server_args != []
         server = again.fleet.process("ps", 2)
-        assert (server.pid, server.since) == (7, 70), "it is adopted as the server"
+        assert server.pid == 7, "it is adopted as the server"
 
     def test_serves_where_a_process_cannot_be_started(self):
         w = world(workers=2)
         w.exit("ps", 0, signal=9)
         w.tick()
-        w.apply(NotStarted("ps", 2, "no memory"))
+        w.apply(ProcessNotStarted(role="ps", id=2, why="no memory"))
         assert Become(worker=1, server=3) in w.tick()
-        w.apply(NotStarted("worker", 2, "no memory"))
+        w.apply(ProcessNotStarted(role="worker", id=2, why="no memory"))
         assert [w.said(f"{name} cannot be started: no memory") for name in ("ps-2", "worker-2")]
         assert not starts(w.tick(9))
         assert starts(w.tick(1)) == ["worker-3"]
@@ -290,6 +291,6 @@ def test_what_cannot_be_started_at_all_fails_the_job(role: str) -> None:
     w = World(durability={"mode": "journal"})
     w.tick()
     w.kill(0)
-    w.apply(NotStarted(role, 0, "no memory"))
+    w.apply(ProcessNotStarted(role=role, id=0, why="no memory"))
     assert f"{role}-0" in w.outcome.error
     assert "no memory" in w.outcome.error

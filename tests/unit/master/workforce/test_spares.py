@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.actions import Become, NotStarted, Start, Started
+from master.state.actions import Become, Start
 from master.state.calls import worker_calls
 from tests.unit.master.world import World, running
+from torch_edl.processes.launcher import ProcessNotStarted, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -64,7 +65,7 @@ class TestStart:
 
     def test_a_spare_is_no_worker(self):
         w, spare = ready()
-        w.apply(Started("worker", 2, 77))
+        w.apply(ProcessRuns(role="worker", id=2, pid=77))
         assert spare not in w.job.members
         assert len(w.fleet.alive("worker")) == 2
         assert not w.fleet.registered(spare)
@@ -172,7 +173,7 @@ class TestDeaths:
 
     def test_a_spare_that_cannot_be_started(self):
         w = trained()
-        w.apply(NotStarted("worker", spares(w)[0], "no memory"))
+        w.apply(ProcessNotStarted(role="worker", id=spares(w)[0], why="no memory"))
         assert w.outcome is None
         assert w.said("spare-2 cannot be started: no memory")
         w.kill(0)

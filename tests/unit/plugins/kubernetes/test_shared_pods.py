@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.waiting import HANG_S
@@ -32,9 +33,9 @@ class Machine(LocalLauncher):
         self._news: list[ProcessEvent] = []
 
     def start(self, spec: ProcessSpec) -> int:
-        self.pids[spec.id] = super().start(spec)
+        pid = self.pids[spec.id] = super().start(spec)
         self._news.append(ProcessRuns(role=spec.role, id=spec.id, node="node-a"))
-        return 0
+        return pid
 
     def poll(self) -> list[ProcessEvent]:  # type: ignore[override]
         news, self._news = self._news, []
@@ -47,21 +48,38 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(folder)
         self.launcher = SharedPods(self.machine, per_pod=2, incarnation="new")
-        self.reports: list[pb.PodReportRequest] = []
+        self.reports: list[pb.NodeReportRequest] = []
         self.exits: list[ProcessExit] = []
-        handlers = {"PodReport": lambda request, _: self._report(request)}
+        handlers = {"NodeReport": self._report}
         self._server, port = serve(
-            services.PODS, handlers, address="127.0.0.1:0", token=TOKEN, threads=4
+            services.NODES,
+            handlers,
+            address="127.0.0.1:0",
+            token=TOKEN,
+            threads=4,
+            waiting=handlers,
+            waiting_threads=8,
         )
         self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: TOKEN, "PYTHONPATH": PROGRAMS}
 
-    def _report(self, request: pb.PodReportRequest) -> pb.PodReportResponse:
+    def _report(
+        self, request: pb.NodeReportRequest, context: grpc.ServicerContext
+    ) -> pb.NodeReportResponse:
         self.reports.append(request)
-        return self.launcher.report(request)
+        return self.launcher.nodes.report(request, context.is_active)
+
+    def report(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
+        return self.launcher.nodes.report(request, lambda: True)
 
     def start(self, id: int, pod: int) -> None:
         spec = ProcessSpec(
-            role="worker", id=id, module="sleeper", env=self.env, pod=pod, slot=id, args=[]
+            role="worker",
+            id=id,
+            module="sleeper",
+            env=self.env,
+            pod=pod,
+            slot=id,
+            args=["--id", str(id)],
         )
         self.launcher.start(spec)
 
@@ -144,7 +162,7 @@ def test_a_pod_is_lost_with_all_its_workers_and_counts_once(job: Job) -> None:
     assert (second.id, second.was_taken, second.blames_node) == (1, True, False)
     assert second.why == "its pod ended with signal 9"
     # The number of a pod is never used again.
-    assert job.launcher.report(pb.PodReportRequest(pod=0)).leave
+    assert job.report(pb.NodeReportRequest(node="pod-0", incarnation="new")).leave
 
 
 def test_sigterm_of_a_pod_reaches_all_its_workers(job: Job) -> None:
@@ -164,18 +182,22 @@ def test_a_worker_that_hangs_or_is_not_known_is_ended_by_force(job: Job) -> None
     job.launcher.stop("worker", 1, grace_s=0.0)
     [end] = job.next_exits()
     assert (end.id, end.signal) == (1, 9)
-    request = pb.PodReportRequest(pod=0, incarnation="new", running=[0, 9])
-    answer = job.launcher.report(request)
-    assert (list(answer.run), [(s.id, s.grace_s) for s in answer.stop]) == ([0], [(9, 0.0)])
+    request = pb.NodeReportRequest(node="pod-0", incarnation="new")
+    for id in (0, 9):
+        request.running.add(role="worker", id=id, pid=1)
+    answer = job.report(request)
+    assert [each.id for each in answer.run] == [0]
+    assert [(each.id, each.grace_s) for each in answer.stop] == [(9, 0.0)]
 
 
 def test_a_pod_of_an_earlier_incarnation_has_to_leave(job: Job) -> None:
     """A master that lost the state numbers its workers from 0 again."""
     job.start(0, 0)
     job.begun(0)
-    late = pb.PodReportRequest(pod=0, incarnation="old", running=[7])
-    late.ended.add(id=0, code=1)
-    assert job.launcher.report(late) == pb.PodReportResponse(leave=True)
+    late = pb.NodeReportRequest(node="pod-0", incarnation="old")
+    late.running.add(role="worker", id=7, pid=1)
+    late.ended.add(role="worker", id=0, code=1)
+    assert job.report(late) == pb.NodeReportResponse(leave=True)
     assert not [each for each in job.launcher.poll() if isinstance(each, ProcessExit)]
 
 
@@ -186,8 +208,11 @@ def test_an_end_is_told_until_it_is_heard_and_counts_once(job: Job) -> None:
     os.kill(pid_of(1), signal.SIGKILL)
     job.next_exits()
     ended = next(r for r in job.reports if r.ended)
-    assert [(e.id, e.code, e.last_line) for e in ended.ended] == [(1, -9, "begun 1")]
-    assert list(job.launcher.report(ended).run) == [0]
+    assert [(e.id, e.code, e.why) for e in ended.ended] == [(1, -9, "begun 1")]
+    again = pb.NodeReportRequest()
+    again.CopyFrom(ended)
+    again.waits = False
+    assert [each.id for each in job.report(again).run] == [0]
     assert job.launcher.poll() == []
 
 

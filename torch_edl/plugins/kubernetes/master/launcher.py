@@ -42,6 +42,7 @@ from torch_edl.processes.launcher import (
     Known,
     ProcessEvent,
     ProcessExit,
+    ProcessNotStarted,
     ProcessRefused,
     ProcessSpec,
     ProcessWaits,
@@ -120,6 +121,7 @@ class KubernetesLauncher:
         self._pods: dict[str, _Pod] = {}
         self._names: dict[tuple[str, int], str] = {}  # also of processes that have ended
         self._ended: deque[str] = deque()
+        self._untold: list[ProcessEvent] = []
         self._deleted: set[str] = set()  # pods of other incarnations
         self._forbidden_s = forbidden_s
         self._made: set[str] = set()  # roles whose pods the server has created
@@ -130,8 +132,8 @@ class KubernetesLauncher:
         """Time of the first failure of the watch since its last news; None if there was none."""
         self._has_warned = False
 
-    def start(self, spec: ProcessSpec) -> int:
-        """Request a pod, and return 0 in place of a pid."""
+    def start(self, spec: ProcessSpec) -> None:
+        """Request a pod."""
         name = names.pod(self._job, spec.role, spec.id, self._incarnation)
         assert name not in self._pods, f"{spec.name} was started before"
         self._take(_Pod(spec.role, spec.id, name, spec.role))
@@ -140,10 +142,10 @@ class KubernetesLauncher:
         self._follow()
         patience_s = functools.partial(self._patience_s, spec.role)
         self._submit(name, "create", lambda: self._create(name, manifest), patience_s)
-        return 0
 
-    def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
-        """Take over the existing pods of these processes.
+    def adopt(self, known: Sequence[Known]) -> None:
+        """Take over the existing pods of these processes. Those that ran and have none have ended;
+        the others never started.
 
         Raises:
             ClusterError: the cluster does not answer for a minute.
@@ -153,21 +155,20 @@ class KubernetesLauncher:
             forbidden_s=self._forbidden_s,
         )
         there = {pod.name for pod in listed}
-        taken: dict[tuple[str, int], Known | None] = {}
         for each in known:
             role, _, id = (each.started_as or f"{each.role}-{each.id}").partition("-")
             name = names.pod(self._job, role, int(id), self._incarnation)
-            taken[each.role, each.id] = each if name in there or each.ran else None
             if name in there or each.ran:
                 # The first list of the watch reports the pods that do not exist.
                 self._take(_Pod(each.role, each.id, name, role, created_at=time.monotonic()))
                 self._made.add(role)
+            else:
+                self._untold.append(ProcessNotStarted(role=each.role, id=each.id))
         self._follow()
-        return taken
 
     def poll(self) -> list[ProcessEvent]:
         """Return the events since the last call."""
-        events: list[ProcessEvent] = []
+        events, self._untold = self._untold, []
         with contextlib.suppress(queue.Empty):
             while True:
                 match self._news.get_nowait():

@@ -1,0 +1,188 @@
+"""The launcher of a job on one machine: a node beside the master starts its processes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Sequence
+
+from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.node.orders import Nodes, Orders
+from torch_edl.processes.launcher import (
+    Known,
+    ProcessEvent,
+    ProcessExit,
+    ProcessNotStarted,
+    ProcessSpec,
+)
+from torch_edl.processes.local import LocalLauncher
+
+log = logging.getLogger(__name__)
+
+_NODE = "node"
+_POLL_S = 0.01
+# Seconds beyond their grace period that processes have to end, then that the node has.
+_ENDS_S = 10.0
+# Seconds between two looks at the lock of a node that an earlier master has started.
+_LOOK_S = 1.0
+
+
+class LocalNode:
+    """Starts a node with the first process, and gives it the orders.
+
+    The node outlives the master: the next master finds it by its lock, and the node reports what
+    runs. If the node ends, all its processes do.
+
+    Args:
+        incarnation: incarnation of the job's state.
+        forked: module whose processes the node forks; empty: none.
+    """
+
+    def __init__(self, folder: JobFolder, *, incarnation: str, forked: str = "") -> None:
+        self.nodes = Nodes(incarnation)
+        self._folder, self._incarnation, self._forked = folder, incarnation, forked
+        self._orders: Orders | None = None
+        """None while no node runs."""
+        self._id = 0
+        """Number of the last node that this launcher started."""
+        self._adopted = False
+        """True if an earlier master has started the node."""
+        self._look_at = 0.0
+        self._starter = LocalLauncher(folder.logs)
+        self._events: list[ProcessEvent] = []
+        self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
+
+    def start(self, spec: ProcessSpec) -> None:
+        with self.nodes.changed:
+            if self._orders is None and not self._begin(spec):
+                return
+            assert self._orders is not None
+            self._orders.start(spec)
+            self.nodes.changed.notify_all()
+
+    def adopt(self, known: Sequence[Known]) -> None:
+        for each in known:
+            if each.started_as:
+                role, _, id = each.started_as.partition("-")
+                self._logs[each.role, each.id] = self.log_path(role, int(id))
+        if not self._folder.has_node():
+            for each in known:
+                why = "its node has ended, and only that one could learn how"
+                self._events.append(
+                    ProcessExit(role=each.role, id=each.id, why=why)
+                    if each.pid
+                    else ProcessNotStarted(role=each.role, id=each.id)
+                )
+            return
+        with self.nodes.changed:
+            self._adopted, self._orders = True, Orders()
+            for each in known:
+                self._orders.adopt(each)
+            self.nodes.add(_NODE, self._orders)
+
+    def poll(self) -> Sequence[ProcessEvent]:
+        ended = self._node_ended(time.monotonic())
+        with self.nodes.changed:
+            if self._orders is not None:
+                events, self._orders.events = self._orders.events, []
+                self._events += events
+                if ended is not None:
+                    self._lose(self._orders, ended)
+            events, self._events = self._events, []
+        return events
+
+    def stop(self, role: str, id: int, *, grace_s: float) -> None:
+        with self.nodes.changed:
+            if self._orders is not None:
+                self._orders.stop(role, id, grace_s=grace_s, now=time.monotonic())
+                self.nodes.changed.notify_all()
+
+    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
+        with self.nodes.changed:
+            if self._orders is not None:
+                self._orders.rename(role, id, to_role, to_id)
+        self._logs[to_role, to_id] = self.log_path(role, id)
+
+    def stop_all(self, *, grace_s: float) -> None:
+        for role, id in self._members():
+            self.stop(role, id, grace_s=grace_s)
+        deadline = time.monotonic() + grace_s + _ENDS_S
+        while self._members() and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(_POLL_S)
+        with self.nodes.changed:
+            if self._orders is None:
+                return
+            self._orders.end()
+            self.nodes.changed.notify_all()
+        deadline = time.monotonic() + _ENDS_S
+        while self._orders is not None and time.monotonic() < deadline:
+            self._look_at = 0.0
+            self.poll()
+            time.sleep(_POLL_S)
+        self._folder.end_node()
+
+    def close(self) -> None:
+        """Leave the node and its processes to the next master."""
+
+    def log_path(self, role: str, id: int) -> str:
+        return self._logs.get((role, id)) or str(self._folder.logs / f"{role}-{id}.log")
+
+    def _members(self) -> list[tuple[str, int]]:
+        with self.nodes.changed:
+            return self._orders.members if self._orders is not None else []
+
+    def _begin(self, spec: ProcessSpec) -> bool:
+        """Start a node. Returns False if that is not possible, after an event."""
+        args = ["--job", self._folder.name, "--name", _NODE, "--incarnation", self._incarnation]
+        args += ["--logs", str(self._folder.logs), "--lock", str(self._folder.node_lock)]
+        if self._forked:
+            args += ["--fork", self._forked]
+        node = ProcessSpec(
+            role=_NODE,
+            id=self._id,
+            module="torch_edl.node",
+            args=args,
+            env=spec.env,
+            end_with_parent=0,  # the next master adopts it
+        )
+        try:
+            self._starter.start(node)
+        except OSError as error:
+            self._events.append(ProcessNotStarted(role=spec.role, id=spec.id, why=str(error)))
+            return False
+        self._id += 1
+        self._adopted, self._orders = False, Orders()
+        self.nodes.add(_NODE, self._orders)
+        return True
+
+    def _node_ended(self, now: float) -> ProcessExit | None:
+        if not self._adopted:
+            return next(iter(self._starter.poll()), None)
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        if self._folder.has_node():
+            return None
+        return ProcessExit(role=_NODE, id=0, why="an earlier master started it")
+
+    def _lose(self, orders: Orders, ended: ProcessExit) -> None:
+        """Report the ends of all processes of a node that has ended: the kernel killed them."""
+        self._orders = None
+        self.nodes.remove(_NODE)
+        if not (orders.leave or ended.code == 0):
+            log.error("the node of this job %s; its log is %s", ended.how, self._node_log(ended))
+        for place, (role, id) in enumerate(orders.drop()):
+            if not orders.heard:
+                why = f"the node of this job {ended.how}; its log is {self._node_log(ended)}"
+                self._events.append(ProcessNotStarted(role=role, id=id, why=why))
+            elif place:
+                why = f"its node ended, {ended}"
+                self._events.append(ProcessExit(role=role, id=id, why=why, own_fault=False))
+            else:
+                exit = ProcessExit(role=role, id=id, signal=signal.SIGKILL, why="its node ended")
+                self._events.append(exit)
+
+    def _node_log(self, ended: ProcessExit) -> str:
+        return self._starter.log_path(_NODE, ended.id)

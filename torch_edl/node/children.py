@@ -1,0 +1,98 @@
+"""The child processes of a node: executed, or forked by a server that has imported everything."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
+
+from torch_edl.node.forks import ForkServer
+from torch_edl.processes import process_group
+from torch_edl.processes.launcher import ProcessSpec
+from torch_edl.processes.local import LocalLauncher, environment
+from torch_edl.processes.process_group import ForkedGroup, GroupLeader
+
+log = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST_CHARS = 300
+
+
+class Children(LocalLauncher):
+    """Starts, watches and ends the processes of a node. Must be used from the main thread.
+
+    Args:
+        log_dir: folder of the logs of the processes; empty: they write to the output of this
+            process, each line after the name of its process.
+        job: name of the job, for those who list processes.
+        forked: module whose processes are forked; empty: all are executed.
+        wakes: receives an item once processes of that module can be started.
+    """
+
+    def __init__(
+        self, log_dir: str | Path, *, job: str, forked: str, wakes: SimpleQueue[None]
+    ) -> None:
+        # Guards the last lines, which the threads of the outputs write.
+        self._lock = threading.Lock()
+        self._last_lines: dict[str, bytes] = {}
+        super().__init__(log_dir, lines=None if log_dir else self._line)
+        # Forked processes, and those that killed processes leave behind, become own children.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._job, self._forked, self._wakes = job, forked, wakes
+        self._server: ForkServer | None = None
+        self._serve()
+
+    def is_ready_for(self, module: str) -> bool:
+        """Return whether a process of this module can be started now: its fork server may still be
+        importing."""
+        return module != self._forked or self._server is None or not self._server.is_importing
+
+    def last_line(self, role: str, id: int) -> str:
+        """Return the last line of a process that writes to the output of this one; else empty."""
+        with self._lock:
+            line = self._last_lines.get(f"{role}-{id}", b"")
+        return line.decode("utf-8", "replace").strip()[:_MOST_CHARS]
+
+    def reap_orphans(self) -> None:
+        """Reap ended processes that others had forked."""
+        server = [self._server.pid] if self._server is not None else []
+        process_group.reap_orphans([*server, *(child.pid for child in self._running.values())])
+
+    def stop_all(self, *, grace_s: float) -> None:
+        super().stop_all(grace_s=grace_s)
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _spawn(self, spec: ProcessSpec, env: Mapping[str, str], output: IO[bytes]) -> GroupLeader:
+        if spec.module == self._forked and self._server is not None and self._server.is_usable:
+            own = environment()
+            added = {name: value for name, value in env.items() if own.get(name) != value}
+            try:
+                return ForkedGroup(self._server.fork(spec.args, added, output.fileno()))
+            except OSError as error:
+                log.warning("%s is not forked but executed: %s", spec.name, error)
+                if not self._server.is_usable:
+                    self._serve()
+        return super()._spawn(spec, env, output)
+
+    def _serve(self) -> None:
+        if self._forked:
+            self._server = ForkServer(
+                self._forked,
+                environment(),
+                job=self._job,
+                ready=lambda: self._wakes.put(None),
+            )
+
+    def _line(self, name: str, line: bytes) -> None:
+        """Write a line of a process to the output of this one, after the name of the process."""
+        with self._lock:
+            self._last_lines[name] = line
+            sys.stdout.buffer.write(name.encode() + b": " + line.rstrip(b"\n") + b"\n")
+            sys.stdout.buffer.flush()

@@ -1,0 +1,110 @@
+"""The fork server of a node, as the node sees it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch_edl.processes import exec_child
+
+log = logging.getLogger(__name__)
+
+# Seconds for one fork. A fork takes milliseconds.
+_FORK_S = 30.0
+_MOST_BYTES = 1 << 16
+
+
+class ForkServer:
+    """A process that forks processes of one module, see :mod:`torch_edl.node.fork_server`.
+
+    Must be started from the main thread, as its end follows that of the thread.
+
+    Args:
+        module: the module that forked processes run.
+        env: environment of the server, and of the processes but for what an order adds.
+        job: name of the job, for those who list processes.
+        ready: called in a thread once the server has imported everything, or cannot be used.
+    """
+
+    def __init__(
+        self, module: str, env: Mapping[str, str], *, job: str, ready: Callable[[], None]
+    ) -> None:
+        self.module = module
+        self.is_importing = True
+        """True until the server is ready to fork, or cannot be used."""
+        self.is_usable = False
+        """True while the server can fork."""
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fd = theirs.fileno()
+        command = [sys.executable, "-P", "-m", "torch_edl.node.fork_server"]
+        command += ["--job", job, str(fd), module]
+        with theirs:
+            self._process = subprocess.Popen(
+                exec_child.words(command),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[fd],
+                env=dict(env),
+            )
+        self._ready = ready
+        threading.Thread(target=self._await_imports, name="imports", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def fork(self, args: Sequence[str], env: Mapping[str, str], output: int) -> int:
+        """Fork a process with these arguments and additional variables; return its pid.
+
+        The process is a child of this one, leads its own session, writes to the file descriptor
+        ``output``, and gets SIGKILL when this process ends.
+
+        Raises:
+            OSError: the server cannot fork. If it does not answer, it is ended.
+        """
+        message = json.dumps({"args": list(args), "env": dict(env)}).encode()
+        try:
+            self._link.settimeout(_FORK_S)
+            socket.send_fds(self._link, [message], [output])
+            answer = self._receive()
+        except OSError:
+            self.close()
+            raise
+        if "pid" not in answer:
+            raise OSError(answer["error"])
+        return int(answer["pid"])
+
+    def close(self) -> None:
+        """End the server; forked processes continue."""
+        self.is_importing = self.is_usable = False
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._link.close()
+
+    def _await_imports(self) -> None:
+        try:
+            answer = self._receive()
+        except OSError as error:
+            answer = {"refused": str(error)}
+        if "refused" in answer and self.is_importing:
+            log.warning("workers are started without a fork server: %s", answer["refused"])
+        self.is_usable = self.is_importing and "ready" in answer
+        self.is_importing = False
+        self._ready()
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message of the server; OSError if it has ended."""
+        message = self._link.recv(_MOST_BYTES)
+        if not message:
+            raise ConnectionResetError("the fork server ended")
+        answer: dict[str, Any] = json.loads(message)
+        return answer

@@ -1,0 +1,204 @@
+"""The loop of a node: report, obey, start, watch and end processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import signal
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+
+from torch_edl.node.children import Children
+from torch_edl.node.orders import Key
+from torch_edl.processes.launcher import ProcessExit, ProcessSpec
+from torch_edl.processes.signals import StopSignals
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import REFUSED, Stub
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
+_CALL_S = 5.0
+# Seconds after which the end of a process is noticed if SIGCHLD is missed.
+_POLL_S = 0.5
+# Seconds between two searches for ended processes that killed processes had forked.
+_REAP_S = 2.0
+# No limit in practice: a process exits when its own grace period is over, and the platform that
+# sent SIGTERM to the node ends the node.
+_GRACE_S = 3600.0
+
+
+class Node:
+    """The processes of one node. Must be used from the main thread.
+
+    Two connections lead to the master: one waits for orders, the other reports at once.
+
+    Args:
+        name: name of the node.
+        incarnation: incarnation of the job's state for which the node was started.
+        waiting: client of the master for calls that wait.
+        reporting: client of the master for calls that are answered at once.
+        away_s: seconds without an answer of a master after which the node ends.
+        wakes: an item begins the next turn of the loop. A queue and not an event, since the handler
+            of a signal may write to it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        children: Children,
+        waiting: Stub,
+        reporting: Stub,
+        *,
+        away_s: float,
+        wakes: queue.SimpleQueue[None],
+    ) -> None:
+        self._name, self._incarnation = name, incarnation
+        self._children = children
+        self._stubs = {True: waiting, False: reporting}
+        self._calls: dict[bool, tuple[Future[Any], pb.NodeReportRequest]] = {}
+        self._due: dict[bool, float] = {True: 0.0, False: math.inf}
+        self._away_s = away_s
+        self._version = 0
+        self._running: dict[Key, pb.RunningProcess] = {}
+        self._ordered: dict[Key, pb.StartProcess] = {}
+        """Processes that are about to be started."""
+        self._begun: set[Key] = set()
+        """All processes that were ever ordered, which are not started again."""
+        self._ended: dict[Key, pb.EndedProcess] = {}
+        """Ends that the master has not acknowledged."""
+        self._reap_at = 0.0
+        self._heard_at = time.monotonic()
+        self._leaves = False
+        self._wakes = wakes
+        self._signals = StopSignals((signal.SIGTERM, signal.SIGINT), wake=self._wake)
+
+    def run(self) -> int:
+        """Run processes until the master or a signal ends the node.
+
+        SIGTERM is passed on to all processes, and the node ends after them. SIGINT, and a master
+        that no longer needs the node, end everything at once.
+
+        Returns:
+            The exit code: 0, 128 + signal, 1 if no master answered for ``away_s`` seconds.
+        """
+        self._signals.install()
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
+        try:
+            while not (self._signals.count or self._leaves):
+                if time.monotonic() - self._heard_at > self._away_s:
+                    log.error("no answer of a master for %g s: this node ends", self._away_s)
+                    return 1
+                self._turn(time.monotonic())
+                with contextlib.suppress(queue.Empty):
+                    self._wakes.get(timeout=_POLL_S)
+            graceful = self._signals.first == signal.SIGTERM
+            self._children.stop_all(grace_s=_GRACE_S if graceful else 0.0)
+            return self._signals.exit_code
+        finally:
+            self._children.stop_all(grace_s=0.0)
+            signal.signal(signal.SIGCHLD, before)
+            self._signals.restore()
+
+    def _turn(self, now: float) -> None:
+        if now >= self._reap_at:
+            self._reap_at = now + _REAP_S
+            self._children.reap_orphans()
+        for exit in self._children.poll():
+            self._note_end(exit)
+        for waits, (call, request) in list(self._calls.items()):
+            if call.done():
+                del self._calls[waits]
+                self._heed(call, request, waits, now)
+        for key, order in list(self._ordered.items()):
+            if self._children.is_ready_for(order.module):
+                del self._ordered[key]
+                self._start(key, order)
+        for waits in (True, False):
+            if waits not in self._calls and now >= self._due[waits]:
+                self._call(waits)
+
+    def _call(self, waits: bool) -> None:
+        request = pb.NodeReportRequest(
+            node=self._name, incarnation=self._incarnation, waits=waits, version=self._version
+        )
+        request.running.extend(self._running.values())
+        for role, id in self._ordered:
+            request.running.add(role=role, id=id)
+        request.ended.extend(self._ended.values())
+        # Reported again only after the next change.
+        self._due[waits] = 0.0 if waits else math.inf
+        call = self._stubs[waits].start(request, timeout_s=_CALL_S)
+        call.add_done_callback(lambda _: self._wake())
+        self._calls[waits] = call, request
+
+    def _heed(
+        self, call: Future[Any], request: pb.NodeReportRequest, waits: bool, now: float
+    ) -> None:
+        try:
+            answer = call.result()
+        except grpc.RpcError as error:
+            if error.code() in REFUSED:
+                log.error("the master rejects this node: %s", error.details())
+                self._leaves = True
+            self._due[waits] = now + _AGAIN_S
+            return
+        self._heard_at = now
+        self._leaves = self._leaves or answer.leave
+        self._version = answer.version
+        wanted = {(each.role, each.id) for each in (*answer.run, *answer.stop)}
+        # An answer acknowledges the ends in its own request that it does not name.
+        for each in request.ended:
+            if (each.role, each.id) not in wanted:
+                self._ended.pop((each.role, each.id), None)
+        for each in answer.stop:
+            self._stop(each)
+        for order in answer.run:
+            key = (order.role, order.id)
+            if key not in self._begun and order.module and not self._leaves:
+                self._begun.add(key)
+                self._ordered[key] = order
+
+    def _start(self, key: Key, order: pb.StartProcess) -> None:
+        role, id = key
+        spec = ProcessSpec(role=role, id=id, module=order.module, args=order.args)
+        try:
+            pid = self._children.start(spec)
+        except OSError as error:
+            log.error("%s cannot be started: %s", spec.name, error)
+            self._end(pb.EndedProcess(role=role, id=id, not_started=True, why=str(error)))
+            return
+        self._running[key] = pb.RunningProcess(role=role, id=id, pid=pid)
+        self._due[False] = 0.0
+
+    def _stop(self, order: pb.StopProcess) -> None:
+        key = (order.role, order.id)
+        if key in self._running:
+            self._children.stop(order.role, order.id, grace_s=order.grace_s)
+        elif key in self._ordered or key not in self._begun:
+            self._begun.add(key)
+            self._ordered.pop(key, None)
+            code = 128 + signal.SIGTERM
+            self._end(pb.EndedProcess(role=order.role, id=order.id, code=code))
+
+    def _note_end(self, exit: ProcessExit) -> None:
+        del self._running[exit.role, exit.id]
+        code = -exit.signal if exit.signal is not None else exit.code or 0
+        why = exit.why or self._children.last_line(exit.role, exit.id)
+        ended = pb.EndedProcess(role=exit.role, id=exit.id, code=code, why=why)
+        if exit.own_fault is not None:
+            ended.own_fault = exit.own_fault
+        self._end(ended)
+
+    def _end(self, ended: pb.EndedProcess) -> None:
+        self._ended[ended.role, ended.id] = ended
+        self._due[False] = 0.0
+
+    def _wake(self) -> None:
+        self._wakes.put(None)

@@ -1,0 +1,83 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunningProcess(_message.Message):
+    __slots__ = ("role", "id", "pid")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: int
+    pid: int
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class EndedProcess(_message.Message):
+    __slots__ = ("role", "id", "code", "why", "own_fault", "not_started")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    OWN_FAULT_FIELD_NUMBER: _ClassVar[int]
+    NOT_STARTED_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: int
+    code: int
+    why: str
+    own_fault: bool
+    not_started: bool
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ...) -> None: ...
+
+class NodeReportRequest(_message.Message):
+    __slots__ = ("node", "incarnation", "running", "ended", "waits", "version")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    running: _containers.RepeatedCompositeFieldContainer[RunningProcess]
+    ended: _containers.RepeatedCompositeFieldContainer[EndedProcess]
+    waits: bool
+    version: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+
+class StartProcess(_message.Message):
+    __slots__ = ("role", "id", "module", "args")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: int
+    module: str
+    args: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., module: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StopProcess(_message.Message):
+    __slots__ = ("role", "id", "grace_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: int
+    grace_s: float
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class NodeReportResponse(_message.Message):
+    __slots__ = ("run", "stop", "leave", "version")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    run: _containers.RepeatedCompositeFieldContainer[StartProcess]
+    stop: _containers.RepeatedCompositeFieldContainer[StopProcess]
+    leave: bool
+    version: int
+    def __init__(self, run: _Optional[_Iterable[_Union[StartProcess, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[StopProcess, _Mapping]]] = ..., leave: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
