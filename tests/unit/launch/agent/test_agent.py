@@ -185,6 +185,8 @@ def test_a_signal_after_the_end_of_the_script_stops_nothing(
     wait_for(lambda: master.told[-1].done)
     agent.signal(signal.SIGINT)
     assert agent.finish()[0] == 0
+    # What a worker that ended well has forked stays, as with torchrun.
+    os.kill(int((agent.folder / f"reader-of-{worker}").read_text()), signal.SIGKILL)
 
 
 def test_a_notice_of_preemption_is_as_sigterm(
