@@ -15,7 +15,7 @@ install-all: $(VENV)/.installed  ## Adds all extras and what the tests need
 
 $(VENV)/.installed-examples: EXTRAS := examples
 $(VENV)/.installed-examples: SIZE := 1.4 GB
-$(VENV)/.installed: EXTRAS := examples,tensorboard,prometheus,opentelemetry,mlflow,wandb,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,completion,benchmarks,tensorflow,test,dev
+$(VENV)/.installed: EXTRAS := examples,tensorboard,prometheus,gpu,opentelemetry,mlflow,wandb,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,completion,benchmarks,tensorflow,test,dev
 $(VENV)/.installed: SIZE := 4 GB
 
 $(VENV)/.installed $(VENV)/.installed-examples: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard torch_edl/csrc/*)

@@ -1,5 +1,5 @@
-"""What a process and its machine use: CPU, memory, and memory of GPUs. One reading takes a fraction
-of a millisecond."""
+"""What a process and its machine use: CPU, memory, and GPUs. One reading takes a fraction of a
+millisecond, and some milliseconds with a GPU."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ class Usage(TypedDict):
     """Memory of GPUs that torch has reserved for the process, in bytes; 0 without a GPU."""
     gpu_memory_total: int
     """Memory of these GPUs, in bytes."""
+    gpu_utilization: float | None
+    """Part of about the last second in which these GPUs computed, for any process: 0 to 1, the mean
+    if there are several. None without a GPU, or if the package ``nvidia-ml-py`` is missing."""
 
 
 def read() -> Usage:
     """Return what this process and its machine use now; 0 for what the system does not tell."""
-    gpu_memory, gpu_total = _of_gpus()
+    gpu_memory, gpu_total, gpu_utilization = _of_gpus()
     memory = _sizes(_PROC / "meminfo")
     total = memory.get("MemTotal:", 0)
     return Usage(
@@ -54,6 +57,7 @@ def read() -> Usage:
         machine_memory_total=total,
         gpu_memory=gpu_memory,
         gpu_memory_total=gpu_total,
+        gpu_utilization=gpu_utilization,
     )
 
 
@@ -70,16 +74,21 @@ def _machine_cpu_s() -> float:
     return (sum(times) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-def _of_gpus() -> tuple[int, int]:
-    """Return the reserved memory of the GPUs that this process uses, and their whole memory. The
-    package does not import torch. The calls make no context on a GPU and do not wait for one."""
+def _of_gpus() -> tuple[int, int, float | None]:
+    """Return the reserved memory of the GPUs that this process uses, their whole memory, and their
+    utilization. The package does not import torch. The calls make no context on a GPU and do not
+    wait for one."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
-        return 0, 0
+        return 0, 0, None
     reserved = {each: torch.cuda.memory_reserved(each) for each in range(torch.cuda.device_count())}
     used = [each for each, size in reserved.items() if size]
     total = sum(torch.cuda.get_device_properties(each).total_memory for each in used)
-    return sum(reserved.values()), total
+    try:
+        parts = [torch.cuda.utilization(each) / 100 for each in used]
+    except Exception:  # errors of the driver's library and of its absence have no common base
+        parts = []
+    return sum(reserved.values()), total, sum(parts) / len(parts) if parts else None
 
 
 def _text(file: Path) -> str:

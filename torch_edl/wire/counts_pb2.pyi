@@ -35,7 +35,7 @@ class TableCounts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., evicted: _Optional[int] = ..., frequent_ids: _Optional[_Iterable[int]] = ..., frequent_updates: _Optional[_Iterable[int]] = ..., updates: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("time", "cpu_s", "memory", "machine", "machine_cpus", "machine_cpu_s", "machine_memory", "machine_memory_total", "gpu_memory", "gpu_memory_total")
+    __slots__ = ("time", "cpu_s", "memory", "machine", "machine_cpus", "machine_cpu_s", "machine_memory", "machine_memory_total", "gpu_memory", "gpu_memory_total", "gpu_utilization")
     TIME_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class Usage(_message.Message):
     MACHINE_MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GPU_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
     time: float
     cpu_s: float
     memory: int
@@ -56,7 +57,8 @@ class Usage(_message.Message):
     machine_memory_total: int
     gpu_memory: int
     gpu_memory_total: int
-    def __init__(self, time: _Optional[float] = ..., cpu_s: _Optional[float] = ..., memory: _Optional[int] = ..., machine: _Optional[str] = ..., machine_cpus: _Optional[int] = ..., machine_cpu_s: _Optional[float] = ..., machine_memory: _Optional[int] = ..., machine_memory_total: _Optional[int] = ..., gpu_memory: _Optional[int] = ..., gpu_memory_total: _Optional[int] = ...) -> None: ...
+    gpu_utilization: float
+    def __init__(self, time: _Optional[float] = ..., cpu_s: _Optional[float] = ..., memory: _Optional[int] = ..., machine: _Optional[str] = ..., machine_cpus: _Optional[int] = ..., machine_cpu_s: _Optional[float] = ..., machine_memory: _Optional[int] = ..., machine_memory_total: _Optional[int] = ..., gpu_memory: _Optional[int] = ..., gpu_memory_total: _Optional[int] = ..., gpu_utilization: _Optional[float] = ...) -> None: ...
 
 class ServerCounts(_message.Message):
     __slots__ = ("pull_s", "push_s", "staleness", "journal_lag_s", "journal_bytes", "tables")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import psutil
+import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.processes import usage
 
 
@@ -31,5 +34,29 @@ def test_a_process_without_torch_does_not_import_it() -> None:
     source = (
         "import sys; from torch_edl.processes import usage; found = usage.read();"
         "assert 'torch' not in sys.modules; assert found['gpu_memory'] == 0"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
+def test_a_gpu_that_computes_is_busy() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    pytest.importorskip("pynvml", reason="pip install torch-edl[gpu]")
+    matrix = torch.ones(4096, 4096, device="cuda")
+    until = time.monotonic() + HANG_S
+    while not (found := usage.read())["gpu_utilization"] and time.monotonic() < until:
+        for _ in range(100):
+            matrix = (matrix @ matrix).clamp(max=1)
+        torch.cuda.synchronize()
+    assert found["gpu_utilization"] is not None
+    assert 0 < found["gpu_utilization"] <= 1
+    assert found["gpu_memory"] > 0
+
+
+def test_a_process_of_torch_without_a_gpu_knows_of_no_utilization() -> None:
+    source = (
+        "import torch; from torch_edl.processes import usage; found = usage.read();"
+        "assert (found['gpu_memory'], found['gpu_utilization']) == (0, None)"
     )
     subprocess.run([sys.executable, "-c", source], check=True)

@@ -30,7 +30,8 @@ class Machines:
 
     def of(self, role: str, id: int) -> dict[str, Any] | None:
         """Return ``cpu``, the CPUs that a process used in the last second (None at first), and
-        ``memory`` and ``gpu_memory`` in bytes; None if nothing is known of it."""
+        ``memory`` and ``gpu_memory`` in bytes, and ``gpu`` (the part of the last second in which
+        its GPUs computed, None if unknown); None if nothing is known of it."""
         if (role, id) not in self._seen:
             return None
         before, last = self._seen[role, id]
@@ -38,20 +39,24 @@ class Machines:
             "cpu": _per_second(before, last, "cpu_s"),
             "memory": last["memory"],
             "gpu_memory": last["gpu_memory"],
+            "gpu": last.get("gpu_utilization"),
         }
 
     def all(self) -> list[dict[str, Any]]:
         """Return each machine by name: its processes, ``cpu`` (CPUs that were busy in the last
         second, None at first), ``cpus``, and memory in bytes. ``gpu_memory`` is that of the
-        processes of the job."""
+        processes of the job, and ``gpu`` the mean of theirs."""
         found: dict[str, dict[str, Any]] = {}
         newest: dict[str, float] = {}
+        parts: dict[str, list[float]] = {}
         for (role, id), (before, last) in sorted(self._seen.items()):
             name = last["machine"]
             machine = found.setdefault(
                 name, {"name": name, "processes": [], "cpu": None, "gpu_memory": 0, "gpus": 0}
             )
             machine["processes"].append(f"{role}-{id}")
+            if (part := last.get("gpu_utilization")) is not None:
+                parts.setdefault(name, []).append(part)
             machine["gpu_memory"] += last["gpu_memory"]
             # Processes may share GPUs; the largest number is that of one process.
             machine["gpus"] = max(machine["gpus"], last["gpu_memory_total"])
@@ -62,6 +67,9 @@ class Machines:
                 machine["cpus"] = last["machine_cpus"]
                 if (cpu := _per_second(before, last, "machine_cpu_s")) is not None:
                     machine["cpu"] = cpu
+        for name, machine in found.items():
+            of_gpus = parts.get(name)
+            machine["gpu"] = sum(of_gpus) / len(of_gpus) if of_gpus else None
         return [found[name] for name in sorted(found)]
 
 

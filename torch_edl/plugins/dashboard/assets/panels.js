@@ -285,11 +285,13 @@ function drawWorkers(data) {
     } }, `Show all ${whole(rows.length)}`) : "");
 }
 
-// CPU in percent of one CPU, and memory, of a process.
+const percent = (part) => (typeof part === "number" ? `${Math.round(100 * part)} %` : "");
+
+// CPU in percent of one CPU, and memory, of a process; the same of its GPUs.
 function used(process) {
-  const { cpu, memory, gpu_memory: gpu } = process.used || {};
-  return [typeof cpu === "number" ? `${Math.round(100 * cpu)} %` : "", memory ? bytes(memory) : "",
-    gpu ? `GPU ${bytes(gpu)}` : ""].filter(Boolean).join(", ");
+  const { cpu, memory, gpu_memory: gpu, gpu: busy } = process.used || {};
+  return [percent(cpu), memory ? bytes(memory) : "",
+    gpu ? `GPU ${[percent(busy), bytes(gpu)].filter(Boolean).join(" ")}` : ""].filter(Boolean).join(", ");
 }
 
 function drawMachines(data) {
@@ -298,10 +300,10 @@ function drawMachines(data) {
   if (!machines.length || !changed("machines", machines)) return;
   const gpus = machines.some((m) => m.gpus), shown = machines.slice(0, 200);
   const part = (value, total) => (total ? `${bytes(value)} of ${bytes(total)}` : "");
-  redraw(byId("machine-table"), table("Machines", ["machine", "processes", ">CPU", ">memory", ...(gpus ? [">GPU memory"] : [])],
+  redraw(byId("machine-table"), table("Machines", ["machine", "processes", ">CPU", ">memory", ...(gpus ? [">GPU", ">GPU memory"] : [])],
     shown.map((m) => [[m.name, "strong"], [names(m.processes), "what"],
       m.cpu === null || !m.cpus ? "" : `${Math.round((100 * m.cpu) / m.cpus)} % of ${count(m.cpus, "CPU")}`, part(m.memory, m.memory_total),
-      ...(gpus ? [part(m.gpu_memory, m.gpus)] : [])]), { class: "stack" }),
+      ...(gpus ? [percent(m.gpu), part(m.gpu_memory, m.gpus)] : [])]), { class: "stack" }),
   machines.length > shown.length ? el("p", { class: "muted" }, `${whole(machines.length - shown.length)} more`) : "");
 }
 
