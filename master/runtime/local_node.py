@@ -1,4 +1,4 @@
-"""The launcher of a job on one machine: a node beside the master starts its processes."""
+"""The launcher of a job on one machine: a node on the master's machine starts the processes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 _NODE = "node"
 _POLL_S = 0.01
-# Seconds beyond their grace period that processes have to end, then that the node has.
+# Seconds in which the processes must end after their grace period, and then the node.
 _ENDS_S = 10.0
-# Seconds between two looks at the lock of a node that an earlier master has started.
+# Seconds between two checks of the lock of a node that an earlier master has started.
 _LOOK_S = 1.0
 
 
 class LocalNode:
-    """Starts a node with the first process, and gives it the orders.
+    """Starts a node before the first process, and sends the orders to the node.
 
-    The node outlives the master: the next master finds it by its lock, and the node reports what
-    runs. If the node ends, all its processes do.
+    The node outlives the master: the next master finds the node by its lock, and learns from the
+    first report which processes run. If the node ends, the kernel kills all its processes.
 
     Args:
         incarnation: incarnation of the job's state.
@@ -51,7 +51,7 @@ class LocalNode:
         self._look_at = 0.0
         self._starter = LocalLauncher(folder.logs)
         self._events: list[ProcessEvent] = []
-        self._logs: dict[tuple[str, int], str] = {}  # of processes whose role changed
+        self._logs: dict[tuple[str, int], str] = {}  # if the role changed
 
     def start(self, spec: ProcessSpec) -> None:
         with self.nodes.changed:
@@ -68,7 +68,7 @@ class LocalNode:
                 self._logs[each.role, each.id] = self.log_path(role, int(id))
         if not self._folder.has_node():
             for each in known:
-                why = "its node has ended, and only that one could learn how"
+                why = "its node has ended, and only the node could learn how"
                 self._events.append(
                     ProcessExit(role=each.role, id=each.id, why=why)
                     if each.pid
@@ -134,7 +134,7 @@ class LocalNode:
             return self._orders.members if self._orders is not None else []
 
     def _begin(self, spec: ProcessSpec) -> bool:
-        """Start a node. Returns False if that is not possible, after an event."""
+        """Start a node. If this fails, add an event and return False."""
         args = ["--job", self._folder.name, "--name", _NODE, "--incarnation", self._incarnation]
         args += ["--logs", str(self._folder.logs), "--lock", str(self._folder.node_lock)]
         if self._forked:
@@ -168,7 +168,7 @@ class LocalNode:
         return ProcessExit(role=_NODE, id=0, why="an earlier master started it")
 
     def _lose(self, orders: Orders, ended: ProcessExit) -> None:
-        """Report the ends of all processes of a node that has ended: the kernel killed them."""
+        """Report the end of all processes of a node that has ended: the kernel has killed them."""
         self._orders = None
         self.nodes.remove(_NODE)
         if not (orders.leave or ended.code == 0):

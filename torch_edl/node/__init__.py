@@ -1,5 +1,6 @@
-"""A node supervises the processes of a job on one machine or in one pod: it starts, watches and
-ends those that the master names, and forks workers from a child that has imported the framework.
+"""A node supervises the processes of a job on one machine or in one pod. It starts, watches and
+ends the processes that the master names. It forks workers from a child process, the fork server,
+which has already imported the framework.
 
-Nothing is decided here, and no process but that child imports a framework.
+A node makes no decisions. Of the modules of this package, only the fork server imports a framework.
 """

@@ -19,7 +19,7 @@ from torch_edl.processes.this_process import setup_logging
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the processes of one node; see :meth:`torch_edl.node.node.Node.run` for the exit code."""
     parser = argparse.ArgumentParser(prog="torch_edl.node")
-    parser.add_argument("--job", default="", help="name of the job, for those who list processes")
+    parser.add_argument("--job", default="", help="name of the job, shown by ps")
     parser.add_argument("--name", required=True)
     parser.add_argument("--incarnation", required=True)
     parser.add_argument("--logs", type=Path, help="default: the output of this process")
@@ -28,10 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     setup_logging("node", 0)
     if args.lock:
-        # Kept to the end. Where a master and its successor have both started a node, one waits.
+        # Held until this process exits. If a master and its successor have both started a node, the
+        # second node waits here.
         fcntl.lockf(os.open(args.lock, os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
     wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-    # The fork server imports while this process imports gRPC.
+    # Started first, so that the fork server imports while this process imports gRPC.
     children = Children(args.logs or "", job=args.job, forked=args.fork, wakes=wakes)
     from torch_edl.node.node import Node
     from torch_edl.wire import services

@@ -1,4 +1,4 @@
-"""The child processes of a node: executed, or forked by a server that has imported everything."""
+"""The child processes of a node: new Python processes, or forks of the fork server."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ class Children(LocalLauncher):
     """Starts, watches and ends the processes of a node. Must be used from the main thread.
 
     Args:
-        log_dir: folder of the logs of the processes; empty: they write to the output of this
-            process, each line after the name of its process.
-        job: name of the job, for those who list processes.
-        forked: module whose processes are forked; empty: all are executed.
-        wakes: receives an item once processes of that module can be started.
+        log_dir: folder for the log files of the processes; empty: their output goes to the output
+            of this process, and each line is prefixed with the name of the process.
+        job: name of the job, shown by ``ps``.
+        forked: module whose processes are forked; empty: every process is a new Python process.
+        wakes: receives an item when the fork server is ready, or cannot be used.
     """
 
     def __init__(
         self, log_dir: str | Path, *, job: str, forked: str, wakes: SimpleQueue[None]
     ) -> None:
-        # Guards the last lines, which the threads of the outputs write.
+        # Guards _last_lines, which the threads that read the output of the children write.
         self._lock = threading.Lock()
         self._last_lines: dict[str, bytes] = {}
         super().__init__(log_dir, lines=None if log_dir else self._line)
-        # Forked processes, and those that killed processes leave behind, become own children.
+        # This process becomes the parent of forked processes, and of orphans of killed processes.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._job, self._forked, self._wakes = job, forked, wakes
         self._server: ForkServer | None = None
         self._serve()
 
     def is_ready_for(self, module: str) -> bool:
-        """Return whether a process of this module can be started now: its fork server may still be
-        importing."""
+        """Return whether a process of this module can be started now: False while the fork server
+        for this module is importing."""
         return module != self._forked or self._server is None or not self._server.is_importing
 
     def last_line(self, role: str, id: int) -> str:
-        """Return the last line of a process that writes to the output of this one; else empty."""
+        """Return the last output line of a process; empty if the process has a log file."""
         with self._lock:
             line = self._last_lines.get(f"{role}-{id}", b"")
         return line.decode("utf-8", "replace").strip()[:_MOST_CHARS]
 
     def reap_orphans(self) -> None:
-        """Reap ended processes that others had forked."""
+        """Reap ended orphans: processes that were forked by a child that has ended."""
         server = [self._server.pid] if self._server is not None else []
         process_group.reap_orphans([*server, *(child.pid for child in self._running.values())])
 
@@ -76,7 +76,7 @@ class Children(LocalLauncher):
             try:
                 return ForkedGroup(self._server.fork(spec.args, added, output.fileno()))
             except OSError as error:
-                log.warning("%s is not forked but executed: %s", spec.name, error)
+                log.warning("%s is started as a new process, not forked: %s", spec.name, error)
                 if not self._server.is_usable:
                     self._serve()
         return super()._spawn(spec, env, output)
@@ -91,7 +91,7 @@ class Children(LocalLauncher):
             )
 
     def _line(self, name: str, line: bytes) -> None:
-        """Write a line of a process to the output of this one, after the name of the process."""
+        """Write an output line of a child to the output of this process, after the child's name."""
         with self._lock:
             self._last_lines[name] = line
             sys.stdout.buffer.write(name.encode() + b": " + line.rstrip(b"\n") + b"\n")

@@ -1,14 +1,14 @@
-"""A fork server: a process that has imported what workers need, and forks them.
+"""The fork server: a process that imports everything that workers need, and then forks them.
 
     python -m torch_edl.node.fork_server --job NAME FD MODULE
 
 MODULE has a function ``preload()``, which imports everything, and a function ``run()``, which a
-forked process calls with its arguments in ``sys.argv``. FD is one end of a socket whose other end
-:class:`torch_edl.node.forks.ForkServer` has. The server never starts a thread: a lock that another
-thread holds at the moment of a fork would be locked for ever in the child.
+forked process calls with its arguments in ``sys.argv``. FD is one end of a socket pair;
+:class:`torch_edl.node.forks.ForkServer` has the other end. The server never starts a thread: a lock
+that another thread holds at the moment of a fork would be locked for ever in the child.
 
-A forked process becomes a child of the node, which thereby learns its exit code: the process in
-between ends at once, and the node is a subreaper (prctl(2)).
+The server forks twice for each process, and the intermediate process exits at once. The node is a
+subreaper (prctl(2)), so it becomes the parent of the forked process and receives the exit code.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def main() -> None:
     """Serve until the node closes the socket; in a forked process, run the module."""
     node = os.getppid()
     parser = argparse.ArgumentParser()
-    parser.add_argument("--job", help="name of the job, for those who list processes")
+    parser.add_argument("--job", help="name of the job, shown by ps")
     parser.add_argument("fd", type=int)
     parser.add_argument("module")
     args = parser.parse_args()
     module: str = args.module
     link = socket.socket(fileno=args.fd)
-    # The handlers of the node are for the node.
+    # This process and its forks begin with the default signal handlers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    gc.disable()  # imports make no garbage
+    gc.disable()  # imports create no garbage
     program = importlib.import_module(module)
     program.preload()
     if refusal := _refusal():
         _send(link, {"refused": f"after the imports of {module}, {refusal}"})
         return
-    # Objects from before the fork are not visited by the collector of a child, which would copy
-    # their pages.
+    # The garbage collector of a child then ignores the objects from before the fork. A visit writes
+    # to an object, so the kernel would have to copy its page.
     gc.freeze()
     _send(link, {"ready": True})
     if (order := _serve(link, node)) is not None:
@@ -61,10 +61,11 @@ def main() -> None:
 
 
 def _refusal() -> str:
-    """Return why this process must not be forked: its threads, and its connections to a GPU, would
-    not work in a child. Empty if it may be forked.
+    """Return the reason why this process must not fork; empty if it may. Threads and open GPU
+    devices of this process would not work in a child.
 
-    Threads of OpenBLAS do not count: its handler of forks ends them, and starts them when needed.
+    Threads of OpenBLAS do not count: OpenBLAS ends them before a fork, and starts them again when
+    they are needed. The fork below makes it end them.
     """
     if (pid := os.fork()) == 0:
         os._exit(0)
@@ -72,15 +73,15 @@ def _refusal() -> str:
     if threads := len(os.listdir("/proc/self/task")) - 1:
         return f"{threads} threads run"
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the folder itself, which is closed again
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
             if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith(_GPUS):
                 return f"{path} is open"
     return ""
 
 
 def _serve(link: socket.socket, node: int) -> dict[str, Any] | None:
-    """Fork a process for each order. Returns the order in a forked process; None in this one, after
-    the node has closed the socket."""
+    """Fork a process for each order of the node. In a forked process, return the order; in the fork
+    server, return None after the node has closed the socket."""
     while True:
         message, fds, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
         if not message:
@@ -100,14 +101,15 @@ def _serve(link: socket.socket, node: int) -> dict[str, Any] | None:
 
 
 def _fork(node: int, output: int) -> int | None:
-    """Fork a process that the node adopts. Returns its pid, and None in the process itself."""
+    """Fork a process that becomes a child of the node. Returns the pid of the new process in the
+    fork server, and None in the new process."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
         try:
             if os.fork():
                 os._exit(0)
-            # The order matters: the node may send signals to the group once it has the pid.
+            # Before the pid is sent: the node may then send signals to the process group.
             os.setsid()
             _redirect(output)
             os.write(write, str(os.getpid()).encode())
@@ -135,8 +137,8 @@ def _redirect(output: int) -> None:
 
 
 def _wait_for_parent(between: int, node: int) -> None:
-    """Wait until the node is the parent of this process, then end with the node, as
-    :mod:`torch_edl.processes.exec_child` does."""
+    """Wait until the node is the parent of this process. Then let the kernel kill this process when
+    the node ends, as :mod:`torch_edl.processes.exec_child` does."""
     while between and os.getppid() == between:
         time.sleep(_ADOPTED_POLL_S)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -151,7 +153,8 @@ def _become(program: ModuleType, order: dict[str, Any]) -> None:
     sys.argv = [str(program.__file__), *order["args"]]
     # Processes of multiprocessing import the main module of their parent.
     sys.modules["__main__"] = program
-    # Python's own generator has a new state after a fork; that of numpy would be equal in all.
+    # Python reseeds its random generator after a fork. numpy does not: all forked processes would
+    # draw the same numbers.
     with contextlib.suppress(KeyError):
         sys.modules["numpy.random"].seed()
     _set_title([sys.executable, "-m", name, *order["args"]])

@@ -1,4 +1,4 @@
-"""The fork server of a node, as the node sees it."""
+"""The client of the fork server: starts the server, and asks it for forks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_edl.processes import exec_child
 
 log = logging.getLogger(__name__)
 
-# Seconds for one fork. A fork takes milliseconds.
+# Timeout of one fork, seconds. A fork takes milliseconds.
 _FORK_S = 30.0
 _MOST_BYTES = 1 << 16
 
@@ -25,13 +25,14 @@ _MOST_BYTES = 1 << 16
 class ForkServer:
     """A process that forks processes of one module, see :mod:`torch_edl.node.fork_server`.
 
-    Must be started from the main thread, as its end follows that of the thread.
+    Must be created in the main thread: the kernel kills the server when the thread that started it
+    ends.
 
     Args:
         module: the module that forked processes run.
-        env: environment of the server, and of the processes but for what an order adds.
-        job: name of the job, for those who list processes.
-        ready: called in a thread once the server has imported everything, or cannot be used.
+        env: environment of the server and of the forked processes; :meth:`fork` adds variables.
+        job: name of the job, shown by ``ps``.
+        ready: called in another thread when the server has imported everything, or cannot be used.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ForkServer:
         ``output``, and gets SIGKILL when this process ends.
 
         Raises:
-            OSError: the server cannot fork. If it does not answer, it is ended.
+            OSError: the server cannot fork. A server that does not answer is killed.
         """
         message = json.dumps({"args": list(args), "env": dict(env)}).encode()
         try:
@@ -84,7 +85,7 @@ class ForkServer:
         return int(answer["pid"])
 
     def close(self) -> None:
-        """End the server; forked processes continue."""
+        """Kill the server; forked processes continue."""
         self.is_importing = self.is_usable = False
         os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

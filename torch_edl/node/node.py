@@ -1,4 +1,4 @@
-"""The loop of a node: report, obey, start, watch and end processes."""
+"""The loop of a node: report to the master, and start, watch and end processes as ordered."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
 _CALL_S = 5.0
-# Seconds after which the end of a process is noticed if SIGCHLD is missed.
+# Seconds within which the end of a process is noticed even if SIGCHLD is missed.
 _POLL_S = 0.5
-# Seconds between two searches for ended processes that killed processes had forked.
+# Seconds between two searches for ended orphans, whose parents were killed.
 _REAP_S = 2.0
-# No limit in practice: a process exits when its own grace period is over, and the platform that
-# sent SIGTERM to the node ends the node.
+# Effectively no limit: a process exits at the end of its own grace period, and the platform that
+# sent SIGTERM to the node kills the node later.
 _GRACE_S = 3600.0
 
 
 class Node:
-    """The processes of one node. Must be used from the main thread.
+    """The loop and the state of one node. Must be used from the main thread.
 
-    Two connections lead to the master: one waits for orders, the other reports at once.
+    The node has two connections to the master: on one, a call waits for new orders; on the other,
+    the node reports each change at once.
 
     Args:
         name: name of the node.
         incarnation: incarnation of the job's state for which the node was started.
-        waiting: client of the master for calls that wait.
+        waiting: client of the master for calls that wait for new orders.
         reporting: client of the master for calls that are answered at once.
-        away_s: seconds without an answer of a master after which the node ends.
-        wakes: an item begins the next turn of the loop. A queue and not an event, since the handler
-            of a signal may write to it.
+        away_s: seconds without an answer from a master after which the node ends.
+        wakes: each item wakes the loop. This is a queue and not an event, because a signal handler
+            can safely put an item into a ``SimpleQueue``.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Node:
         self._ordered: dict[Key, pb.StartProcess] = {}
         """Processes that are about to be started."""
         self._begun: set[Key] = set()
-        """All processes that were ever ordered, which are not started again."""
+        """All processes that were ever ordered; none of them is started again."""
         self._ended: dict[Key, pb.EndedProcess] = {}
-        """Ends that the master has not acknowledged."""
+        """Ended processes that the master has not acknowledged."""
         self._reap_at = 0.0
         self._heard_at = time.monotonic()
         self._leaves = False
@@ -82,18 +83,19 @@ class Node:
     def run(self) -> int:
         """Run processes until the master or a signal ends the node.
 
-        SIGTERM is passed on to all processes, and the node ends after them. SIGINT, and a master
-        that no longer needs the node, end everything at once.
+        On SIGTERM, the node sends SIGTERM to all processes, and ends after the last of them. On
+        SIGINT, or when the master no longer needs the node, the node kills all processes and ends.
 
         Returns:
-            The exit code: 0, 128 + signal, 1 if no master answered for ``away_s`` seconds.
+            The exit code: 0 if the master ended the node, 128 + N after signal N, 1 if no master
+            answered for ``away_s`` seconds.
         """
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
         try:
             while not (self._signals.count or self._leaves):
                 if time.monotonic() - self._heard_at > self._away_s:
-                    log.error("no answer of a master for %g s: this node ends", self._away_s)
+                    log.error("no answer from a master for %g s: this node ends", self._away_s)
                     return 1
                 self._turn(time.monotonic())
                 with contextlib.suppress(queue.Empty):
@@ -132,7 +134,7 @@ class Node:
         for role, id in self._ordered:
             request.running.add(role=role, id=id)
         request.ended.extend(self._ended.values())
-        # Reported again only after the next change.
+        # A call that waits is repeated at once; the other call is made only after a change.
         self._due[waits] = 0.0 if waits else math.inf
         call = self._stubs[waits].start(request, timeout_s=_CALL_S)
         call.add_done_callback(lambda _: self._wake())
@@ -153,7 +155,7 @@ class Node:
         self._leaves = self._leaves or answer.leave
         self._version = answer.version
         wanted = {(each.role, each.id) for each in (*answer.run, *answer.stop)}
-        # An answer acknowledges the ends in its own request that it does not name.
+        # An ended process of the request is acknowledged if the answer no longer names it.
         for each in request.ended:
             if (each.role, each.id) not in wanted:
                 self._ended.pop((each.role, each.id), None)

@@ -1,7 +1,7 @@
-"""What the master wants of its nodes: the side of the master of the call ``NodeReport``.
+"""The orders of the master to its nodes: the master's side of the call ``NodeReport``.
 
-Orders are states and not messages: each answer names all processes that a node is to run, and all
-that it is to end. A call that is lost, late or repeated therefore changes nothing.
+Orders describe the wanted state: each answer names all processes that the node should run, and all
+that it should end. A call that is lost, late or repeated therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch_edl.processes.launcher import (
 )
 from torch_edl.wire import master_pb2 as pb
 
-# Seconds for which a report waits for new orders.
+# Maximum time for which the answer to a report waits for new orders, seconds.
 _WAIT_S = 2.0
-# Seconds after the end of its grace period at which a process is overdue.
+# A process that still runs this long after the end of its grace period is overdue; seconds.
 _OVERDUE_S = 15.0
 
 Key = tuple[str, int]
@@ -38,24 +38,25 @@ class _Member:
     """The current role of the process; a worker may have become a server."""
     id: int
     order: pb.StartProcess | None = None
-    """None for a process of an earlier master, which the node knows if it was started at all."""
+    """None for a process of an earlier master. The node has its order, unless that master died
+    before it sent the order."""
     sent: bool = False
     """True if an answer to the node has named the process."""
     runs: bool = False
     """True if the node has reported the process."""
     pid: int = 0
     grace_s: float | None = None
-    """Grace period of a process that is to end, seconds; None: it is to run."""
+    """Grace period in seconds of a process that should end; None if the process should run."""
     overdue_at: float = 0.0
 
 
 class Orders:
-    """The processes that the master wants on one node, and what the node reported of them.
+    """The processes that the master wants on one node, and what the node has reported about them.
 
     Not thread-safe; see :class:`Nodes`.
 
     Args:
-        machine: name of the machine of the node; empty if it is that of the master.
+        machine: name of the machine of the node; empty for the machine of the master.
     """
 
     def __init__(self, machine: str = "") -> None:
@@ -63,10 +64,11 @@ class Orders:
         self.heard = False
         """True once the node has reported."""
         self.leave = False
-        """True if the node is to end everything, then itself."""
+        """True if the node should end all its processes, then itself."""
         self.events: list[ProcessEvent] = []
-        """Events that the master has not taken yet."""
-        # A node whose master was restarted compares this number with that of the earlier master.
+        """Events that the launcher has not collected yet."""
+        # Random: a node may still know the version of an earlier master, and must not take the
+        # orders of this master for those that it already has.
         self.version = secrets.randbits(40)
         self._members: dict[Key, _Member] = {}
 
@@ -74,7 +76,7 @@ class Orders:
         return bool(self._members)
 
     def start(self, spec: ProcessSpec) -> None:
-        """Order a process, whose role and id were never used before."""
+        """Order the start of a process. Its role and id must not have been used before."""
         key = (spec.role, spec.id)
         assert key not in self._members, f"{spec.name} was started before"
         order = pb.StartProcess(role=spec.role, id=spec.id, module=spec.module, args=spec.args)
@@ -82,7 +84,7 @@ class Orders:
         self.version += 1
 
     def adopt(self, known: Known) -> None:
-        """Expect a process that an earlier master has ordered."""
+        """Take over a process that an earlier master has ordered."""
         role, _, id = (known.started_as or f"{known.role}-{known.id}").partition("-")
         self._members[role, int(id)] = _Member(known.role, known.id, sent=True, pid=known.pid)
 
@@ -102,7 +104,7 @@ class Orders:
                 return
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Record that a process has another role and id from now on."""
+        """Record the new role and id of a process."""
         for member in self._members.values():
             if (member.role, member.id) == (role, id):
                 member.role, member.id = to_role, to_id
@@ -113,7 +115,7 @@ class Orders:
         self.version += 1
 
     def drop(self) -> list[Key]:
-        """Forget all processes, whose node is gone. Returns the current role and id of each."""
+        """Forget all processes after the end of the node. Returns their current roles and ids."""
         members = [(each.role, each.id) for each in self._members.values()]
         self._members.clear()
         return members
@@ -125,11 +127,11 @@ class Orders:
 
     @property
     def graces(self) -> list[float | None]:
-        """Grace period of each process, seconds; None for those that are to run."""
+        """Grace period of each process in seconds; None for processes that should run."""
         return [each.grace_s for each in self._members.values()]
 
     def overdue(self, now: float) -> bool:
-        """Return whether a process should have ended long ago, so that its node does not work."""
+        """Return whether a process is overdue, which shows that the node does not work."""
         return any(
             each.grace_s is not None and now >= each.overdue_at for each in self._members.values()
         )
@@ -185,14 +187,14 @@ class Nodes:
     """The orders for all nodes of a job, by the name of the node. Thread-safe.
 
     Args:
-        incarnation: incarnation of the job's state; nodes of another one have to leave.
+        incarnation: incarnation of the job's state; a node of another incarnation must leave.
     """
 
     def __init__(self, incarnation: str) -> None:
         self.changed = threading.Condition()
-        """The lock of all orders, notified after each change."""
+        """Condition whose lock guards all orders; notified after each change."""
         self.news: Callable[[], None] = lambda: None
-        """Called after a report with events, without the lock."""
+        """Called after a report that produced events; the lock is not held."""
         self._incarnation = incarnation
         self._nodes: dict[str, Orders] = {}
 
@@ -200,23 +202,23 @@ class Nodes:
         return self._nodes[name]
 
     def add(self, name: str, orders: Orders) -> None:
-        """Expect the reports of a node. The caller must hold ``changed``."""
+        """Add a node and its orders. The caller must hold ``changed``."""
         self._nodes[name] = orders
 
     def remove(self, name: str) -> None:
-        """Forget a node, which is told to leave if it reports again. The caller must hold
-        ``changed``."""
+        """Remove a node. If the node reports again, the answer tells it to leave. The caller must
+        hold ``changed``."""
         self._nodes.pop(name, None)
         self.changed.notify_all()
 
     def report(
         self, request: pb.NodeReportRequest, is_active: Callable[[], bool]
     ) -> pb.NodeReportResponse:
-        """Record the report of a node. Returns its orders, once they differ from those that the
-        node has.
+        """Record the report of a node and return the orders for this node. If the request waits,
+        return when the orders differ from those that the node has, or after two seconds.
 
         Args:
-            is_active: returns False if nobody waits for the answer any longer.
+            is_active: returns False if the node no longer waits for the answer.
         """
         with self.changed:
             orders = self._find(request)
@@ -234,7 +236,8 @@ class Nodes:
             return orders.answer(request)
 
     def _find(self, request: pb.NodeReportRequest) -> Orders | None:
-        # A master that lost the state numbers its processes from 0 again.
+        # A master that lost its state numbers processes from 0 again: the ids of a node of another
+        # incarnation mean other processes.
         return self._nodes.get(request.node) if request.incarnation == self._incarnation else None
 
     def _has_orders(self, request: pb.NodeReportRequest) -> bool:

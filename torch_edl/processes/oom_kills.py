@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a process because memory was short.
+"""Detects that the kernel has killed a process because memory was short.
 
 The kernel counts such kills for each cgroup, and for the whole machine in ``/proc/vmstat``. The
 count of the machine includes processes of other containers and users, so it is used only if this
@@ -16,10 +16,11 @@ _LOOK_S = 1.0  # seconds between two reads of the count
 
 
 class OomKills:
-    """Kills for lack of memory among the processes of this process's cgroup.
+    """Watches the kernel's count of processes killed for lack of memory; see :func:`oom_kills`.
 
-    The owner calls :meth:`look` again and again. The end of a process is noticed a moment after the
-    kill, possibly after the count was read, so the count is compared with that of the read before.
+    The owner calls :meth:`look` regularly. Between a kill and the moment at which the owner notices
+    the end of the process, :meth:`look` may have read the new count. Therefore :meth:`are_new`
+    compares the count with the last but one read.
     """
 
     def __init__(self, proc: Path = _PROC) -> None:
@@ -28,7 +29,7 @@ class OomKills:
         self._count = self._before = oom_kills(proc)
 
     def look(self, now: float) -> None:
-        """Read the count if the last read is a second old; ``now`` is a time of any clock."""
+        """Read the count if the last read is a second old; ``now``: monotonic time in seconds."""
         if now - self._looked_at >= _LOOK_S:
             self._before, self._count = self._count, oom_kills(self._proc)
             self._looked_at = now
@@ -39,9 +40,9 @@ class OomKills:
 
 
 def oom_kills(proc: Path = _PROC) -> int:
-    """Return the number of processes that the kernel has killed because memory was short, in the
-    cgroup of this process; in the whole machine, if the memory of this process is limited by no
-    cgroup; 0 if the kernel does not tell.
+    """Return the number of processes that the kernel has killed because memory was short. The count
+    is that of this process's cgroup, or of the whole machine if no cgroup above this process has a
+    count. It is 0 if the kernel reports none.
 
     Args:
         proc: folder of the proc filesystem.
@@ -60,7 +61,8 @@ def oom_kills(proc: Path = _PROC) -> int:
         for folder in folders:
             if (count := _count(folder / "memory.events")) is not None:
                 return count
-        # In a container, the topmost visible group is not the root, which alone has no such file.
+        # Only the root group has no cgroup.events. In a container, the topmost visible group is not
+        # the root.
         if not folders or (folders[-1] / "cgroup.events").exists():
             return 0
     return _count(proc / "vmstat") or 0
@@ -75,7 +77,8 @@ def _folders(proc: Path, path: str, kind: str, controller: str) -> list[Path]:
         if type != kind or (controller and controller not in options.split(",")):
             continue
         root, top = Path(words[3]), Path(words[4])
-        # In a container, the path may be that of the host, while only its own group is mounted.
+        # In a container, the path may be that on the host, where only the container's own group is
+        # mounted here.
         inner = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
         if ".." in inner.parts or not (top / inner).is_dir():
             inner = Path()

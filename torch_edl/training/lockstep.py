@@ -131,7 +131,7 @@ class FileUpdates(PositionUpdates):
         self._per_epoch = file.config.train.evaluates_epochs
         self._alone = False
         self._damaged = 0
-        # The spans of the minibatch, and whether each of their records is a sample.
+        # Spans of the current minibatch; and True if each of their records is one sample.
         self._at_work: tuple[Sequence[Span], bool] | None = None
         self._ended = False
 
@@ -228,13 +228,14 @@ class FileUpdates(PositionUpdates):
         return super()._records_of(span) - self._engine.membership.skipped(span)
 
     def _take(self, span: Span, start: int) -> Batch:
-        """Return a minibatch. Warnings and errors name the samples that are damaged."""
+        """Return the minibatch at ``span``. Warnings and errors name the damaged samples."""
         ring = self._engine.membership
         spans = without(span, ring.skip)
         self._damaged += ring.skipped(span)
         if not spans:
             return Batch(None, None, 0)
-        # Records that kill a process are not read ahead, but in the span that is reported.
+        # Not prefetched: a death while the records are read must fall into the span that this
+        # process has reported.
         alone = ring.reports_spans or any(last > start for _, last in ring.skip)
 
         def name(index: int) -> str:

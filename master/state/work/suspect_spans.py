@@ -1,15 +1,16 @@
 """Spans of records at which members of a ring died, and how often. Pure.
 
-The members of a ring hold no leases, and heartbeats tell their position with a delay. Spans that
-kill every member are therefore found in two steps. After the death of a member, the members of the
-next rings report each span of records before they read or compute it (``ReportSpan``), until the
-training is well past the place of the death. A later death counts against the span that the member
-had reported. Deaths count together if their spans have records in common, because the records of an
-update are divided among the members, whose number changes with each death. Members that die
-together in one update have no records in common.
+The members of a ring hold no leases, and a heartbeat reports a position that may be a second old.
+The first death therefore shows only the approximate place. From then on, members report each span
+of records before they read or compute the records (``ReportSpan``), until the training is well past
+this place. A later death counts against the span that the dead member had reported.
 
-As with leased tasks, a SIGKILL of unknown cause counts only if it came soon after the span was
-begun, see :mod:`master.state.work.suspects`.
+The records of an update are divided among the members, so the spans change when the number of
+members changes. Deaths are therefore added up if their spans have records in common. Members that
+die in the same update have no records in common.
+
+As with leased tasks, a SIGKILL of unknown cause counts only if it came soon after the member began
+the span, see :mod:`master.state.work.suspects`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch_edl.wire import master_pb2 as pb
 Place = tuple[int, int]
 """Number of a pass, and position in the pass."""
 
-# Seconds for which the training must be past the place of a death before members report no further
-# spans. The place of the first death is known by a heartbeat, and up to a second old.
+# Members stop to report spans when the training has been past the place of a death for this time,
+# seconds. The place of the first death comes from a heartbeat, and is up to a second old.
 _PAST_S = 10.0
 
 
@@ -56,9 +57,9 @@ class SuspectSpan:
     """Records at which members died, one after another."""
 
     span: Span
-    """The smallest span of the deaths."""
+    """The smallest span at which a member died."""
     first: int
-    """Position of the first record that all these spans have in common."""
+    """Position of the first record that the spans of all deaths have in common."""
     last: int
     """Position after the last such record."""
     deaths: int = 0
@@ -79,11 +80,12 @@ class SuspectSpans:
 
     def __init__(self) -> None:
         self.skipped: list[Span] = []
-        """Spans that are left out from now on."""
+        """Spans that are left out of the training from now on."""
         self._suspects: list[SuspectSpan] = []
         self._reported: dict[int, tuple[Span, float]] = {}  # member -> its span, and since when
-        self._heard: Place = (0, 0)  # farthest place of the training
-        self._until: Place | None = None  # farthest place of a death; None: nothing is reported
+        self._heard: Place = (0, 0)  # farthest place that the training has reached
+        # Farthest place of a death; None: members report no spans.
+        self._until: Place | None = None
         self._past_since: float | None = None
 
     @property
@@ -96,7 +98,7 @@ class SuspectSpans:
         self._reported.clear()
 
     def report(self, request: pb.ReportSpanRequest, now: float) -> None:
-        """Record the span that a member begins; an empty one ends it."""
+        """Record the span that a member begins. An empty span only ends the previous one."""
         span = request.span
         self._reported.pop(request.worker_id, None)
         if span.first < span.last:
@@ -122,7 +124,7 @@ class SuspectSpans:
         counts against none.
 
         Args:
-            by_kill: SIGKILL ended the member, and its cause is unknown.
+            by_kill: True if a SIGKILL of unknown cause ended the member.
         """
         span, since = self._reported.pop(worker, (None, 0.0))
         ends = [self._heard, *([span.end] if span else []), *filter(None, [self._until])]
@@ -142,7 +144,7 @@ class SuspectSpans:
         self.skipped.append(suspect.span)
 
     def begin_training(self) -> None:
-        """Forget the places of the former training of a script."""
+        """Forget the places and suspects of the previous training of a script."""
         self._suspects, self._until, self._past_since = [], None, None
         self._heard = (0, 0)
         self._reported.clear()
