@@ -221,7 +221,7 @@ class TaskBatches:
         return self.sample(span) if found is None else found
 
     def sample(self, *spans: Span) -> Batch:
-        """Return one minibatch of the records at some spans, made alone."""
+        """Return one minibatch of the records at all ``spans``, not made in advance."""
         return self._make(self._read(spans))
 
     def close(self) -> None:

@@ -120,9 +120,9 @@ class TrainingOverError(EdlError):
 
     Args:
         checkpoint: path of the last checkpoint of the training.
-        results: values that the processes of a training on servers computed together, as (number of
-            loops over loaders before, number since then from 1, JSON). The checkpoint of a ring has
-            its values.
+        results: values that the processes of a training on servers computed together. Each is a
+            tuple (loops over loaders that had begun, number of the value since then from 1, JSON).
+            Empty for a ring, whose checkpoint contains the values.
     """
 
     def __init__(self, checkpoint: str, results: Iterable[tuple[int, int, str]] = ()) -> None:

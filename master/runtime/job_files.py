@@ -55,8 +55,8 @@ def _prepare(root: Path, *, resume: bool) -> Saved | None:
 
 
 def prepare_later(config: JobConfig) -> dict[int, Saved]:
-    """Return the checkpoints to resume later trainings of a script from, by their numbers; see
-    :func:`prepare`."""
+    """Return the checkpoints from which later trainings of a script are resumed, by the number of
+    the training; see :func:`prepare`."""
     if not config.checkpoint.dir or config.kind != "script":
         return {}
     folders = layout.training_dirs(config.checkpoint.dir)

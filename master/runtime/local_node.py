@@ -51,7 +51,7 @@ class LocalNode:
         self._look_at = 0.0
         self._starter = LocalLauncher(folder.logs)
         self._events: list[ProcessEvent] = []
-        self._logs: dict[tuple[str, int], str] = {}  # if the role changed
+        self._logs: dict[tuple[str, int], str] = {}  # of processes with a new role
 
     def start(self, spec: ProcessSpec) -> None:
         with self.nodes.changed:

@@ -332,7 +332,7 @@ class Service:
 
     def _node_report(self, request: pb.NodeReportRequest, context: grpc.ServicerContext) -> Any:
         if self._nodes is None:
-            raise UsageError(f"node {request.node}: the processes of this job have no nodes")
+            raise UsageError(f"node {request.node}: this job has no nodes")
         return self._nodes.report(request, context.is_active)
 
     def _notify(self) -> None:

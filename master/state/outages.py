@@ -29,8 +29,8 @@ class Outage:
     unseen: bool = False
     """True if no master observed the job before the disruption."""
     stood_since: float = -math.inf
-    """Time from which on no step was made before an unseen disruption, by the first reports of the
-    workers."""
+    """Time of the last step before an unseen disruption, from the first reports of the workers;
+    -inf before the first report."""
 
 
 class Outages:
@@ -41,9 +41,10 @@ class Outages:
     report of the worker has new steps, too; otherwise the outage ends with the first report that
     has some. The result is therefore exact to the interval between two reports.
 
-    While the master is away, a server may die, or leases run out. The first report of a worker to
-    the next master tells the longest time without a step in its absence. The outage begins with
-    the last step of any worker, if the standstill lasted until the next master began.
+    While no master runs, a server may die, or leases may expire. The first report of a worker to
+    the next master contains the longest standstill (time without a step) of the worker since the
+    last answer of a master. If the standstill lasted until the next master began, the outage begins
+    with the last step of any worker.
     """
 
     def __init__(self) -> None:

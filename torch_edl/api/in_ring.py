@@ -104,7 +104,7 @@ class ScriptInRing:
             manifest = layout.read(restored)
             was_on_servers = isinstance(saver, TrainedSaver) and manifest.on_servers
             engine.replica.restore(restored, values_only=was_on_servers)
-            if isinstance(saver, TrainedSaver) and was_on_servers:  # its position is in tasks
+            if isinstance(saver, TrainedSaver) and was_on_servers:  # servers save no position
                 engine.replica.position = Position(
                     manifest.steps, ENDLESS, results=saver.results(before.passes)
                 )

@@ -216,8 +216,9 @@ class Saver:
             self._copy(engine)()
 
     def save_for_later(self, engine: RingEngine) -> None:
-        """Write the final model on rank 0 for processes that run the script from its beginning
-        while the others are in a later training. A job with checkpoints has the model there."""
+        """Write the final model on rank 0, for processes that run the script from its beginning
+        while the others are in a later training. If the job writes checkpoints, do nothing: the
+        last checkpoint has the model."""
         membership = engine.membership
         if self._models and not self.keeps and membership.ring and not membership.rank:
             self._copy(engine)()
@@ -250,7 +251,7 @@ class Saver:
         return lambda: self._save(step, write)
 
     def _save(self, step: int, write: Callable[[Path], Manifest]) -> None:
-        # The folder of the models is the job's own, and needs no claim.
+        # The folder for final models belongs to this job alone, so it needs no claim.
         rendezvous, root = self._rendezvous, Path(self._config.dir or self._models)
         try:
             claim = self._own() if self.keeps else None
@@ -317,8 +318,8 @@ class TrainedSaver(Saver):
         self._results = results
 
     def results(self, first: int) -> dict[str, Any]:
-        """Return the values of a training on servers by their passes. Passes are loops over loaders
-        and values, which are numbered together from ``first``."""
+        """Return the values of a training on servers by the number of their pass. Each loop over a
+        loader and each value is a pass; passes are numbered from ``first``."""
         most: Counter[int] = Counter()  # values after each number of loops
         for loops, number, _ in self._results:
             most[loops] = max(most[loops], number)

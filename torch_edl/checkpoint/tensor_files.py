@@ -345,8 +345,8 @@ def write_shard(
 def read_dense(path: Path) -> dict[str, Array]:
     """Return the dense parameters, slots and steps in a file by name.
 
-    The header of a file of an earlier version has one number of updates for all parameters, which
-    is returned as the step of each.
+    A file of an earlier version has one number of updates for all parameters in its header. This
+    number is returned as the step of each parameter.
 
     Raises:
         CheckpointError: the file is damaged; see :func:`read`.

@@ -29,7 +29,7 @@ ENV_MASTER_AWAY = "TORCH_EDL_MASTER_AWAY"
 ENV_NOTICE = "TORCH_EDL_NOTICE"
 """``--preemption-notice`` of a process that leaves by itself after a notice; unset: none does."""
 ENV_PROCESS = "TORCH_EDL_PROCESS"
-"""``worker-3``: what a process is in its job."""
+"""Role and id of the process in its job, such as ``worker-3``."""
 
 ENV_UNSEEN = "TORCH_EDL_UNSEEN"
 """Set where ``torch-edl run`` runs a script as torchrun does, since it found no torch_edl in it."""

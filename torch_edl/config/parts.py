@@ -26,8 +26,8 @@ FSYNC_MODES = ("never", "interval", "always")
 
 
 def training_dir(root: str | Path, number: int) -> Path:
-    """Return the folder for the checkpoints of a training of a script; the first one has number 1,
-    and uses ``root``."""
+    """Return the folder for the checkpoints of a training of a script. The first training, number
+    1, uses ``root`` itself."""
     return Path(root) / f"training-{number}" if number > 1 else Path(root)
 
 

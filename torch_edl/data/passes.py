@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 def without(span: Span, skip: Sequence[Span]) -> list[Span]:
-    """Return what is left of a span, in order, without the records of the spans in ``skip``."""
+    """Return the parts of a span, in order, that are in none of the spans in ``skip``."""
     left = [span]
     for first, last in skip:
         left = [

@@ -96,10 +96,10 @@ class WorkerStatus:
     _stepped_at: float = math.inf
     """Monotonic time of the last step; infinite before the first."""
     _standstill: tuple[float, float] = (0.0, 0.0)
-    """Begin and end of the longest time between two steps since :meth:`answered`."""
+    """Start and end of the longest time between two steps since :meth:`answered`."""
 
     def stepped(self, steps: int) -> None:
-        """Set the number of steps, of which the last one was made now."""
+        """Set the number of steps; the last step was made just now."""
         if steps == self.steps:
             return
         now = time.monotonic()
@@ -109,8 +109,8 @@ class WorkerStatus:
         self.steps, self._stepped_at = steps, now
 
     def answered(self, sent: float) -> None:
-        """Record that the master has answered the heartbeat that was sent at ``sent``: a standstill
-        before is of no interest to another master."""
+        """Record that the master has answered the heartbeat of time ``sent``. An earlier standstill
+        is then not reported to the next master."""
         self._standstill = sent, sent
 
     def standstill(self, contact: float, now: float) -> pb.Standstill | None:

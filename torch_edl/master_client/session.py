@@ -119,7 +119,7 @@ class MasterSession:
         self.worker_id = registered.worker_id
         self.ring = registered.ring
         """Number of the newest ring at registration; 0 if there was none."""
-        # Only the machine of the master, or a shared disk, has the folder of the job.
+        # The folder of the job is on the disk of the master's machine, which may not be shared.
         here = registered.models and Path(registered.models).parent.is_dir()
         self.models = str(training_dir(registered.models, training)) if here else ""
         """Folder for the final model of the training, if the script writes no checkpoints; empty if
@@ -343,7 +343,7 @@ class MasterSession:
 
 def _is_here(answer: pb.RegisterResponse, request: pb.RegisterRequest) -> bool:
     """Return False if this machine does not have the checkpoint of a training that is over. The
-    next call of the request then waits."""
+    request then names the checkpoint as missing, so that the master lets the next call wait."""
     if not answer.trained or layout.is_checkpoint(Path(answer.trained)):
         return True
     request.missing = answer.trained

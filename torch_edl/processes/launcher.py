@@ -149,8 +149,8 @@ class ProcessNotStarted:
     role: str
     id: int
     why: str = ""
-    """Reason for the user; empty if an earlier master decided to start the process, and ended
-    before it did."""
+    """Reason for the user; empty if an earlier master decided to start the process, but ended
+    before the start."""
 
 
 @dataclass(frozen=True, kw_only=True)

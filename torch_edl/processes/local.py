@@ -139,7 +139,8 @@ class LocalLauncher:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of all processes: those of this process, with some of Python."""
+    """Return the environment variables for child processes: those of this process, and settings of
+    Python and gRPC."""
     env = {
         # gRPC logs each failed handshake, so clients without a certificate could fill the disk.
         "GRPC_VERBOSITY": "ERROR",

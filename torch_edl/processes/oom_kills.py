@@ -20,7 +20,7 @@ class OomKills:
 
     The owner calls :meth:`look` regularly. Between a kill and the moment at which the owner notices
     the end of the process, :meth:`look` may have read the new count. Therefore :meth:`are_new`
-    compares the count with the last but one read.
+    compares with the read before that one.
     """
 
     def __init__(self, proc: Path = _PROC) -> None:

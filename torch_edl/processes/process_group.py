@@ -104,7 +104,7 @@ class GroupLeader(ABC):
 
 
 class ChildGroup(GroupLeader):
-    """A child that was executed."""
+    """A child that this process started as a new program."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(process.pid)
@@ -119,7 +119,7 @@ class ChildGroup(GroupLeader):
 
 
 class ForkedGroup(GroupLeader):
-    """A child that another process has forked for this one."""
+    """A child that the fork server forked."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)

@@ -76,8 +76,8 @@ def _machine_cpu_s() -> float:
 
 def _of_gpus() -> tuple[int, int, float | None]:
     """Return the reserved memory of the GPUs that this process uses, their whole memory, and their
-    utilization. The package does not import torch. The calls make no context on a GPU and do not
-    wait for one."""
+    utilization. This module does not import torch. The calls create no context on a GPU, and do
+    not wait for a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return 0, 0, None

@@ -127,8 +127,8 @@ class Batches:
         return iter(self._loader(self._indices(span) for span in spans))
 
     def sample(self, *spans: Span) -> Any:
-        """Return one minibatch of the records at some spans, out of order and read in this
-        process."""
+        """Return one minibatch of the records at all ``spans``, read in this process and outside
+        the usual order."""
         indices = [index for span in spans for index in self._indices(span)]
         return self.collate(samples(self.dataset, indices))
 
@@ -225,7 +225,8 @@ class StreamBatches:
         return self.sample(span)
 
     def sample(self, *spans: Span) -> Any:
-        """Return a minibatch of those records at one span that were read; at least one record."""
+        """Return a minibatch of the records at a single span, as far as they were read; at least
+        one record."""
         (span,) = spans
         first = min(span[0] - self._first, max(0, len(self._records) - 1))
         last = max(first + 1, span[1] - self._first)

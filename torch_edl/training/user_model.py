@@ -36,8 +36,8 @@ class MemberBatches(Protocol):
         ...
 
     def sample(self, *spans: Span) -> Any:
-        """Return one minibatch of the records at some spans, out of order and read in this
-        process."""
+        """Return one minibatch of the records at all ``spans``, read in this process and outside
+        the usual order."""
         ...
 
     def close(self) -> None:

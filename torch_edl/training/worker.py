@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def preload() -> None:
-    """Import what a worker of torch needs, in a fork server."""
+    """Import what a worker of torch needs. Called in the fork server before it forks workers."""
     configure_torch()
     for module in ("torch_edl.training.run_file", "torch_edl.training.one_off", "numpy.random"):
         importlib.import_module(module)
@@ -100,7 +100,7 @@ def preload() -> None:
 
 
 def run() -> None:
-    """Run a worker with the arguments of this process, which ends."""
+    """Run a worker with the arguments of this process, then end the process."""
     _end(main())
 
 

@@ -34,8 +34,8 @@ MASTER_AWAY_S = master_away_s()
 # Status of a call that the other side cannot complete because its disk is full.
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 FULL_RETRY_S = 0.5
-# Pause before a call that waits for the other side tries again; gRPC itself connects again at most
-# once a second.
+# Pause before a call that waits for the other side is repeated, seconds. gRPC itself reconnects at
+# most once a second.
 _AGAIN_S = 0.1
 # Status of a call if the master is away or has just been restarted.
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -163,8 +163,8 @@ class Stub:
         require_text(token)
         self.address = bare(address)
         self.before_retry: Callable[[], None] = lambda: None
-        """Called again and again by a call that waits for the other side, and by :meth:`insist`
-        before it repeats a call without an answer; an exception ends the wait."""
+        """Called before each repetition of a call: of a call that waits for the other side, and of
+        a call of :meth:`insist` without an answer. An exception ends the wait."""
         self._closed = threading.Event()
         self._answered = False  # True after the first answer of a process of this job
         self._limit, self._cause = request_limit(services)
@@ -220,8 +220,8 @@ class Stub:
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             try:
-                # Not with gRPC's wait_for_ready: such a call notices neither a failed handshake nor
-                # that this process shall no longer wait.
+                # Without gRPC's wait_for_ready: such a call would notice neither a failed handshake
+                # nor a request to stop the wait.
                 answer = send(encoded, timeout=left_s, metadata=self._metadata)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:

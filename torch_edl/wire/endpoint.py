@@ -20,7 +20,7 @@ ANY = ("0.0.0.0", "::", "*")
 _CONNECT_TIMEOUT_S = 1.0
 # Below the ports that Linux assigns to sockets (from 32768), and below Kubernetes' node ports.
 _FREE_PORTS = range(20000, 30000)
-_random = random.SystemRandom()  # forked processes would draw the same ports from a seed
+_random = random.SystemRandom()  # a seeded generator is equal in forked processes
 
 
 def split(endpoint: str) -> tuple[str, int]:
@@ -102,8 +102,8 @@ def is_same(one: str, other: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port of this machine, if possible one that the kernel assigns to no other
-    socket before it is bound."""
+    """Return a free port of this machine; if possible, one outside the range from which the kernel
+    assigns ports, so that no other socket gets the port before the caller binds it."""
     for port in _random.sample(_FREE_PORTS, 20):
         with contextlib.suppress(OSError):
             return _bound(port)

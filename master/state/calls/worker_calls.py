@@ -90,7 +90,7 @@ def _goes_on(job: ManagedJob, request: pb.RegisterRequest, now: float) -> bool:
     job.ring.exited(before, well=True)
     if job.ring.occupied:
         return False
-    # On servers, each process comes to the end of a training by itself, also one that joined late.
+    # On servers, every process reaches the end of a training, even if the process joined late.
     if job.fleet.strategy == "ps" and (len(job.members) or not job.complete_training()):
         return False
     for late in list(job.members):  # processes that did not join in time

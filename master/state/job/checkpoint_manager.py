@@ -124,7 +124,7 @@ class CheckpointManager:
         """Folder of the final models of a job without a checkpoint directory."""
         self.root = self._folder = Path(config.checkpoint.dir or self.temporary)
         """Folder of the checkpoints of the current training."""
-        self._keeps_final = False  # also without a checkpoint directory
+        self._keeps_final = False  # see keep_final
         self.newest = resumed
         """Newest complete checkpoint; None before the first."""
         self.best = best
@@ -165,8 +165,8 @@ class CheckpointManager:
         return self._trains and bool(kept)
 
     def keep_final(self) -> None:
-        """Require a final checkpoint of this training also without a checkpoint directory: other
-        processes may need the model in a later training."""
+        """Require a final checkpoint of this training even if the job has no checkpoint directory:
+        processes that start later may need the model."""
         self._keeps_final = True
 
     @property
@@ -295,7 +295,7 @@ class CheckpointManager:
 
         Args:
             newest: newest checkpoint of the training; empty if there is none.
-            saved: the same checkpoint, if the model is on servers.
+            saved: that checkpoint with its manifest, if the model is on servers; else None.
         """
         self.named, self.newest = newest, saved
         self._load = self._config.load if number == 1 else ""

@@ -71,7 +71,7 @@ class ManagedJob:
     Args:
         folder: temporary folder of the job.
         resumed: the checkpoint to resume from.
-        resumed_later: checkpoints to resume later trainings of a script from, by their numbers.
+        resumed_later: checkpoints from which later trainings of a script are resumed, by number.
         evaluated: earlier checkpoints of which one may be the best.
         preprocessing: already fitted, by an earlier master or with the loaded model.
         wall_offset_s: Unix time minus the clock of the events.
@@ -141,8 +141,8 @@ class ManagedJob:
         return "finishing" if closed else self.lifecycle.state
 
     def done(self) -> tuple[int, int]:
-        """Return (records, minibatches) that are in the model, and in those of the earlier
-        trainings of a script."""
+        """Return (records, minibatches) that are in the model; for a script, plus those that are in
+        the models of its earlier trainings."""
         records, steps = self.workload.done(self.members)
         before = self.trainings.before
         return before.records + records, before.steps + steps
@@ -329,7 +329,7 @@ class ManagedJob:
             self.lifecycle.note("info", f"training {number} of the script begins", now)
 
     def _counts_on_servers(self) -> Counts:
-        """Return what was done in the current training; zeros in a ring."""
+        """Return the totals of the current training; zeros in a ring."""
         main = self.tasks.main
         if self.fleet.strategy != "ps" or main is None:
             return Counts()
@@ -338,8 +338,9 @@ class ManagedJob:
         return Counts(records, steps, main.space.total_records - records, left_out)
 
     def complete_training(self) -> bool:
-        """Complete the current training, whose model is on servers: the script has left it in all
-        processes. Returns False while its last checkpoint or the output is being written."""
+        """Complete the current training, whose model is on servers, after the scripts of all
+        processes have closed the training. Returns False while the last checkpoint or the output is
+        being written."""
         self.trainings.awaited = True
         if not self.tasks.ready:
             return True
@@ -469,7 +470,7 @@ class ManagedJob:
             left = not len(self.members) or now >= stopping.leave_by
             trained = left or self.fleet.strategy != "ps"
         if self.tasks.ready:
-            steps -= self.trainings.before.steps  # the checkpoints of a training count its own
+            steps -= self.trainings.before.steps  # checkpoints count those of their training
             self.milestones.advance(now, steps=steps, trained=trained)
 
     def conclude(self, now: float) -> None:

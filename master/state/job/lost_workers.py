@@ -60,7 +60,7 @@ class LostWorkers:
         return cost
 
     def blame(self, exit: ProcessExit, now: float, *, log: str) -> None:
-        """Count the death of a worker that is not dropped yet against what it trained."""
+        """Count the death of a worker that is not dropped yet against the records it trained."""
         in_span, event = self._blame_span(exit, now, log=log)
         match event if in_span else self._tasks.died(exit, now, log=log):
             case Note() as note:
@@ -71,8 +71,8 @@ class LostWorkers:
     def _blame_span(
         self, exit: ProcessExit, now: float, *, log: str
     ) -> tuple[bool, Note | Failure | None]:
-        """Count the death of a member of a ring against the span that it trained. Returns whether
-        it counts, and what follows."""
+        """Count the death of a member of a ring against the span that the member trained. Returns
+        whether the death counts, and the event that follows (None: no event)."""
         if exit.id not in self._ring.living() or exit.was_terminated or exit.was_taken:
             return False, None
         suspect = self._spans.died(exit.id, now, by_kill=exit.was_killed)

@@ -73,7 +73,7 @@ class Milestones:
             self._lifecycle.note("warning", nothing_left(self._config), now)
 
     def begin_training(self) -> None:
-        """Begin another training of a script, whose tasks follow."""
+        """Reset for another training of a script. Its tasks are added later."""
         self.settled, self.epoch_ends, self._epoch = False, [], 0
         self.left_out = NanSteps()
 

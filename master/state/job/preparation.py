@@ -75,10 +75,10 @@ class Preparation:
         self.config_json = config.to_json()
 
     def begin_training(self, resumed: Saved | None) -> None:
-        """Expect another model and its data: those of another training of a script.
+        """Reset for another training of a script, which reports a model and data of its own.
 
         Args:
-            resumed: the checkpoint to resume from.
+            resumed: the checkpoint to resume from; None: begin with a new model.
         """
         self._use(self._given)
         self._resumed = resumed

@@ -105,8 +105,8 @@ class Meetings:
         return member is not None and not member.draining
 
     def begin_training(self, number: int, before: int) -> None:
-        """Begin another training; no worker is left in the one before. Its values are kept for
-        processes that run the script from its beginning."""
+        """Begin training ``number``. No worker is left in training ``before``, whose values are
+        kept for processes that run the script from its beginning."""
         self._earlier[before] = dict(self._results)
         self._earlier = {each: kept for each, kept in self._earlier.items() if each < number}
         self.begun = 0

@@ -11,14 +11,14 @@ from torch_edl.checkpoint.manifest import Manifest
 
 
 class Counts(NamedTuple):
-    """What was done in trainings on servers."""
+    """Totals of trainings on servers."""
 
     records: int = 0
     steps: int = 0
     early: int = 0
     """Number of records that are not trained because the script left its loops early."""
     nan_steps: int = 0
-    """Number of minibatches that were left out, since their loss was not finite."""
+    """Number of minibatches that were left out because their loss was not finite."""
 
 
 class Trainings:
@@ -35,9 +35,9 @@ class Trainings:
         self.number = 1
         """Number of the current training; the first one of a script has number 1."""
         self.awaited = False
-        """True if a process waits for the next training, and none is left in this one."""
+        """True if a process waits for the next training, and none is left in the current one."""
         self._checkpoints: dict[int, str] = {}
-        self._saved = dict(resumed or {})  # by servers
+        self._saved = dict(resumed or {})  # checkpoints of servers
         self._counts: dict[int, Counts] = {}
 
     def begin(
@@ -47,11 +47,12 @@ class Trainings:
 
         Args:
             newest: newest checkpoint of the training before; empty if there is none.
-            saved: the same checkpoint, if the model was on servers.
-            counts: what was done in the training before, if the model was on servers.
+            saved: that checkpoint with its manifest, if the model was on servers; else None.
+            counts: totals of the training before; zeros if the model was not on servers.
 
         Returns:
-            The newest checkpoint of the training that begins, in both forms.
+            The newest checkpoint of the training that begins, in the forms of ``newest`` and
+            ``saved``.
         """
         self._checkpoints[self.number], self._counts[self.number] = newest, counts
         if saved is not None:
@@ -62,7 +63,7 @@ class Trainings:
 
     @property
     def before(self) -> Counts:
-        """Sums over the earlier trainings on servers. The members of a ring report theirs."""
+        """Totals of the earlier trainings on servers. The members of a ring report their totals."""
         earlier = [each for number, each in self._counts.items() if number < self.number]
         return Counts(*map(sum, zip(*earlier, strict=True))) if earlier else Counts()
 

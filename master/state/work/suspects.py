@@ -59,14 +59,14 @@ class Suspect:
 def verdict(
     config: JobConfig, exit: ProcessExit, name: str, *, log: str, skips: bool
 ) -> Note | Failure:
-    """Return the event that follows the last death that records may cause: the records are left out
-    from now on, or the job fails.
+    """Return the event that follows when some records have caused the maximum number of deaths: the
+    records are left out from now on, or the job fails.
 
     Args:
         exit: the last death.
         name: name of the records.
         log: path of the worker's log.
-        skips: the records can be left out, if the user wants that.
+        skips: True if the job can leave the records out, provided that the user allows it.
     """
     memory = " (SIGKILL: is there enough memory?)" * (exit.was_killed and not exit.is_unknown)
     text = (

@@ -180,8 +180,9 @@ class TaskScheduler:
             self.restore(resumed)
 
     def begin_training(self, number: int) -> None:
-        """Drop the tasks of a training of a script; those of another training follow. Leases are
-        numbered on, so a late report of the training before names an unknown lease."""
+        """Drop the tasks of the current training of a script; the tasks of training ``number`` are
+        added later. The numbers of leases continue, so a late report of the earlier training names
+        an unknown lease."""
         total = self.main.space.total if self.main is not None else 0
         self.ledger.begin_training(number, total)
         self.main = self.evaluations = self._unreported = self._restored = None

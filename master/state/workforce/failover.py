@@ -57,8 +57,8 @@ class Failover:
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
     def not_started(self, event: ProcessNotStarted, now: float) -> Sequence[FailoverEvent]:
-        """Handle a process that did not start: a Failure unless the job can do without it for a
-        while, or it can start now."""
+        """Handle a process that did not start. Returns a Failure unless the job can continue
+        without the process for a while, or can start it now."""
         process = self._fleet.process(event.role, event.id)
         assert process is not None
         if not event.why:

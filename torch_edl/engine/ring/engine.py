@@ -204,7 +204,7 @@ class RingEngine:
             position.left_out += self._records
             position.nan_updates += 1
         elif self.membership.group is not None:
-            # Records that kill members count as damaged.
+            # Records that are left out because they kill members count as damaged instead.
             skipped = self.membership.skipped((at, position.records))
             left_out = round((1 - min(1.0, reducer.covered)) * self._records) - skipped
             position.left_out += max(0, left_out)

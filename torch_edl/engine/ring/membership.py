@@ -158,9 +158,9 @@ class RingMembership:
         self.joined = rendezvous is None
         """True if this process is in a ring, or always trains alone."""
         self.reports_spans = False
-        """True if this process reports each span that it trains, since members died."""
+        """True if this process reports each span that it trains, because members have died."""
         self.skip: list[Span] = []
-        """Positions in the data of a model file that killed members, and are left out."""
+        """Spans in the data of a model file that killed members and are left out."""
         self._model = model
         self._replica = model.replica
         self._rendezvous = rendezvous
@@ -202,15 +202,16 @@ class RingMembership:
         self._has_model = True
 
     def skipped(self, span: Span) -> int:
-        """Return the number of records at ``span`` that are left out, since they kill members."""
+        """Return the number of records at ``span`` that are left out because they kill members."""
         kept = without(span, self.skip)
         return span[1] - span[0] - sum(last - first for first, last in kept)
 
     @contextmanager
     def reporting(self, span: Span, name: Callable[[], str]) -> Iterator[None]:
-        """Return a context in which this process reads, feeds or computes records. The master is
-        told if members of the ring died before, so that a death counts against the records. After
-        an exception, the span does not end: the process does, or the ring.
+        """Return a context in which this process reads, feeds or computes the records at ``span``.
+        If members have died before, this process reports the span to the master, so that its own
+        death counts against the records. An exception does not end the reported span, since the
+        process or the ring ends then.
 
         Args:
             name: returns the name of the records, for messages.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # Longer than the master's long poll of 2 s for a ring, but not much longer: a worker notices only
 # between two calls that it must leave.
 _CALL_S = 6.0
-# The other members wait meanwhile.
+# Timeout of the report of a span, seconds. The other members wait meanwhile.
 _REPORT_S = 2.0
 # Time for which a master may be away; a restart takes seconds.
 _MASTER_AWAY_S = 600.0
@@ -115,8 +115,8 @@ class RingRendezvous(Protocol):
 
     def report_span(self, ring: int, pass_index: int, span: pb.TaskStep) -> bool:
         """Report the records that this process begins to read or compute, so that its death counts
-        against them; an empty span ends them. Return True if later spans of the ring are to be
-        reported."""
+        against them. An empty span means that the process is done with the records. Return True if
+        later spans of the ring are to be reported."""
         return False
 
     def may_commit(self) -> bool:
@@ -250,7 +250,7 @@ class MasterRendezvous(RingRendezvous):
         return self._heartbeat.stopping.is_set()
 
     def report_span(self, ring: int, pass_index: int, span: pb.TaskStep) -> bool:
-        """Return False if the master does not answer, so that no later update waits for it."""
+        """Also return False if the master does not answer: later updates then do not wait."""
         request = pb.ReportSpanRequest(
             worker_id=self.worker_id, ring=ring, pass_index=pass_index, span=span
         )

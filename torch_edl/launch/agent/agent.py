@@ -367,7 +367,7 @@ class LocalAgent:
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
         if not self._nodes:
-            problem = self._reporter.problem or "the first call is still waiting"
+            problem = self._reporter.problem or "the first call was not answered yet"
             error = f"the master at {self._master.address} never answered {within}: {problem}"
         elif self._nodes < least:
             error = f"{self._nodes} of at least {least} machines joined {within}"

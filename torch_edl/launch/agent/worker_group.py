@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 # Number of workers killed by SIGKILL soon after their start, before the first step of the job, that
 # shows that workers do not fit into memory.
 MAX_KILLED = 30
-# The same if the kernel reports that memory was short.
+# The same limit if the kernel reports that memory was short.
 MAX_OOM_KILLED = 5
 _SOON_S = 60.0
 # This number of consecutive lost workers is replaced at once; further ones after a pause.

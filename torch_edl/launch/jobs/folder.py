@@ -291,11 +291,11 @@ class JobFolder:
         return self.is_watched() or self.is_alive()
 
     def has_node(self) -> bool:
-        """Return True if the node is running that starts the processes of the job."""
+        """Return True if the node that starts the processes of the job is running."""
         return bool(_locked_by(self.node_lock))
 
     def end_node(self) -> None:
-        """Kill the node, and with it the processes that it started, and wait for its end."""
+        """Kill the node, and thereby all its processes, and wait until the node has ended."""
         while pid := _locked_by(self.node_lock):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -467,7 +467,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _locked_by(path: Path) -> int:
-    """Return the pid of the process that has a lock of fcntl(2) on a file; 0 if none has."""
+    """Return the pid of the process that holds an fcntl(2) lock on a file; 0 if none does."""
     try:
         with open(path, "rb") as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

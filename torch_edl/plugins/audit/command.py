@@ -91,7 +91,7 @@ def _epochs(report: dict[str, Any], console: Console) -> None:
 
 
 def _of_training(epoch: dict[str, Any], report: dict[str, Any]) -> str:
-    """Return the number of an epoch, after that of its training if the job has several."""
+    """Return the number of an epoch, prefixed with its training if the job has several."""
     number = str(epoch["epoch"] + 1)
     several = report["epochs"][-1]["training"] > 1
     return f"{epoch['training']}: {number}" if several else number

@@ -91,8 +91,8 @@ class TaskLedger:
         self.add("begin", {"of": kind, **order, **named})
 
     def begin_training(self, number: int, total: int) -> None:
-        """Record that another training of a script begins, whose tasks are numbered from 0. The
-        one before had ``total`` tasks; 0: none."""
+        """Record that another training of a script begins. Its tasks are numbered from 0. The
+        training before had ``total`` tasks; 0: none."""
         self.add("training", number, total)
         self._space, self._begun, self._position = None, False, _NOWHERE
 

@@ -23,7 +23,7 @@ def compare(folder: JobFolder, config: JobConfig, job: Replay, tasks: Tasks | No
     older than its checkpoint."""
     if job.end is None or job.end[0] == "failed" or not config.checkpoint.dir:
         return []
-    # Trainings of a ring have one number here: their passes are numbered on.
+    # In a ring, this number is 1 for all trainings: the numbers of passes continue.
     found = _newest(folder, config, training_dir(config.checkpoint.dir, job.training))
     if found is None:
         return []

@@ -163,8 +163,9 @@ def replay(entries: Iterable[tuple[int, float, list[Any]]], file: str) -> Replay
 def _begin(
     trainings: dict[int, Replay], before: Replay, number: int, total: int, line: int
 ) -> Replay:
-    """Return the training that begins, after one of ``total`` tasks: the next one, or an earlier
-    one again. An earlier one goes on from a checkpoint, which follows, or from the beginning."""
+    """End the training ``before``, which had ``total`` tasks, and return the training that begins.
+    This is the next training, or an earlier one again. An earlier one continues from a checkpoint,
+    which a later entry names, or from the beginning."""
     before.end = ("trained", total)
     for later in [each for each in trainings if each > number]:
         del trainings[later]

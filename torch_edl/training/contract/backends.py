@@ -60,8 +60,8 @@ def named(package: str) -> Backend:
 
 
 def forked_module(config: JobConfig) -> str:
-    """Return the module of the processes that a node forks; empty if it is to fork none, since the
-    framework of the job starts threads when it is imported."""
+    """Return the module of the processes that a node forks; empty for scripts, and for a framework
+    that starts threads when it is imported, which rules out forks."""
     torch = config.kind != "script" and package_of(config.model_file) == TORCH
     return WORKER if torch else ""
 

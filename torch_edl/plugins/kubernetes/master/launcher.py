@@ -144,8 +144,8 @@ class KubernetesLauncher:
         self._submit(name, "create", lambda: self._create(name, manifest), patience_s)
 
     def adopt(self, known: Sequence[Known]) -> None:
-        """Take over the existing pods of these processes. Those that ran and have none have ended;
-        the others never started.
+        """Take over the existing pods of these processes. A process without a pod has
+        ended if it is known to have run; otherwise it never started.
 
         Raises:
             ClusterError: the cluster does not answer for a minute.

@@ -1,9 +1,10 @@
 """Workers that share pods: a :class:`torch_edl.processes.launcher.Launcher` above that of pods.
 
 A pod is created for its first worker and has the number of that worker. Its main process is a node
-(:mod:`torch_edl.node`) of several workers; a pod without workers is deleted. To the master, a
-worker of a shared pod looks like any other: it waits while its pod waits, and the end of a pod is
-the end of its workers. Only the first of these exits has the cause, so that one loss counts once.
+(:mod:`torch_edl.node`), which starts several workers. A pod without workers is deleted. To the
+master, a worker of a shared pod looks like any other worker: it is pending while its pod is
+pending, and it ends when its pod ends. Of the workers of a lost pod, only the first is reported
+with the cause, so that the loss counts once.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class SharedPods:
     Args:
         pods: launcher that creates a pod for each process.
         per_pod: maximum number of workers of a pod.
-        incarnation: incarnation of the job's state; pods of another one have to leave.
-        forked: module whose processes the pods fork; empty: none.
+        incarnation: incarnation of the job's state; pods of another incarnation must leave.
+        forked: module whose processes the nodes in the pods fork; empty: none.
     """
 
     def __init__(self, pods: Launcher, *, per_pod: int, incarnation: str, forked: str = "") -> None:
