@@ -154,7 +154,7 @@ class MasterLink:
             log.debug("heartbeat: %s", error.code())
             if self._absence.failed() > MASTER_AWAY_S:
                 # No process is left that would end this one.
-                log.error("no answer of a master for %g s: this server ends", MASTER_AWAY_S)
+                log.error("no answer from a master for %g s: this server ends", MASTER_AWAY_S)
                 end_own_group()
             return False
         self._absence.answered()

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 143 after SIGTERM, 1 after an error, else 0, also after a notice.
     """
     parser = argparse.ArgumentParser(prog="torch_edl.training.worker")
-    parser.add_argument("--job", help="name of the job, for those who list processes")
+    parser.add_argument("--job", help="name of the job, shown by ps")
     parser.add_argument("--id", type=int, required=True)
     parser.add_argument("--spare", action="store_true")
     args = parser.parse_args(argv)
@@ -214,7 +214,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
 
 def _end_alone() -> None:
     """End this process and its children, since the master that would stop them is lost."""
-    log.error("no answer of a master for too long: this worker ends")
+    log.error("no answer from a master for too long: this worker ends")
     logging.shutdown()
     end_own_group()
 

@@ -25,7 +25,7 @@ from torch_edl.wire import master_pb2 as pb
 Place = tuple[int, int]
 """Number of a pass, and position in the pass."""
 
-# Members stop to report spans when the training has been past the place of a death for this time,
+# Members stop reporting spans when the training has been past the place of a death for this time,
 # seconds. The place of the first death comes from a heartbeat, and is up to a second old.
 _PAST_S = 10.0
 
