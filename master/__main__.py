@@ -61,7 +61,7 @@ from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import STOPS, revived, setup_logging
-from torch_edl.training.contract.backends import WORKER, forked_module
+from torch_edl.training.contract.backends import preloaded
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ T = TypeVar("T")
 def main(
     argv: Sequence[str] | None = None,
     *,
-    worker_module: str = WORKER,
+    worker_module: str = "torch_edl.training.worker",
     server_module: str = "torch_edl.ps_server",
 ) -> int:
     """Run one job to its end. Returns the exit code, see the module."""
@@ -111,9 +111,7 @@ class Machine(Host):
         return JobFolder(job).config()
 
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
-        return LocalNode(
-            JobFolder(config.name), incarnation=incarnation, forked=forked_module(config)
-        )
+        return LocalNode(JobFolder(config.name), incarnation=incarnation, preload=preloaded(config))
 
     def temporary(self, config: JobConfig) -> Path:
         return JobFolder(config.name).dir

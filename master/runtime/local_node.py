@@ -36,12 +36,12 @@ class LocalNode:
 
     Args:
         incarnation: incarnation of the job's state.
-        forked: module whose processes the node forks; empty: none.
+        preload: framework whose workers the node forks; empty: none.
     """
 
-    def __init__(self, folder: JobFolder, *, incarnation: str, forked: str = "") -> None:
+    def __init__(self, folder: JobFolder, *, incarnation: str, preload: str = "") -> None:
         self.nodes = Nodes(incarnation)
-        self._folder, self._incarnation, self._forked = folder, incarnation, forked
+        self._folder, self._incarnation, self._preload = folder, incarnation, preload
         self._orders: Orders | None = None
         """None while no node runs."""
         self._id = 0
@@ -137,8 +137,8 @@ class LocalNode:
         """Start a node. If this fails, add an event and return False."""
         args = ["--job", self._folder.name, "--name", _NODE, "--incarnation", self._incarnation]
         args += ["--logs", str(self._folder.logs), "--lock", str(self._folder.node_lock)]
-        if self._forked:
-            args += ["--fork", self._forked]
+        if self._preload:
+            args += ["--preload", self._preload]
         node = ProcessSpec(
             role=_NODE,
             id=self._id,

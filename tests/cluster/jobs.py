@@ -246,7 +246,7 @@ class Namespace:
                 environment = (folder / "environ").read_bytes()
                 if not any(name in environment for name in of_job):
                     continue
-                if (folder / "cmdline").read_bytes().endswith(command):
+                if (folder / "cmdline").read_bytes().rstrip(b"\0").endswith(command[:-1]):
                     os.kill(int(folder.name), signal.SIGKILL)
                     return
         pytest.fail(f"no process {' '.join(words)}:\n{self.report()}")

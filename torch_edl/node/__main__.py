@@ -15,6 +15,9 @@ from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.node.children import Children
 from torch_edl.processes.this_process import setup_logging
 
+# Module of the workers that can be forked, by framework.
+_WORKERS = {"torch": "torch_edl.training.worker"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the processes of one node; see :meth:`torch_edl.node.node.Node.run` for the exit code."""
@@ -24,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--incarnation", required=True)
     parser.add_argument("--logs", type=Path, help="default: the output of this process")
     parser.add_argument("--lock", type=Path, help="file that is locked while this node runs")
-    parser.add_argument("--fork", metavar="MODULE", default="", help="fork processes of MODULE")
+    parser.add_argument(
+        "--preload", choices=list(_WORKERS), help="fork the workers of this framework"
+    )
     args = parser.parse_args(argv)
     setup_logging("node", 0)
     if args.lock:
@@ -33,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         fcntl.lockf(os.open(args.lock, os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
     wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
     # Started first, so that the fork server imports while this process imports gRPC.
-    children = Children(args.logs or "", job=args.job, forked=args.fork, wakes=wakes)
+    children = Children(
+        args.logs or "", job=args.job, forked=_WORKERS.get(args.preload, ""), wakes=wakes
+    )
     from torch_edl.node.node import Node
     from torch_edl.wire import services
     from torch_edl.wire.channel import MASTER_AWAY_S, Stub

@@ -1,6 +1,6 @@
 """The fork server: a process that imports everything that workers need, and then forks them.
 
-    python -m torch_edl.node.fork_server --job NAME FD MODULE
+    python -m torch_edl.node.fork_server --job NAME --fd FD --module=MODULE
 
 MODULE has a function ``preload()``, which imports everything, and a function ``run()``, which a
 forked process calls with its arguments in ``sys.argv``. FD is one end of a socket pair;
@@ -38,14 +38,11 @@ def main() -> None:
     node = os.getppid()
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", help="name of the job, shown by ps")
-    parser.add_argument("fd", type=int)
-    parser.add_argument("module")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--module", required=True)
     args = parser.parse_args()
     module: str = args.module
     link = socket.socket(fileno=args.fd)
-    # This process and its forks begin with the default signal handlers.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
     gc.disable()  # imports create no garbage
     program = importlib.import_module(module)
     program.preload()
@@ -157,14 +154,18 @@ def _become(program: ModuleType, order: dict[str, Any]) -> None:
     # draw the same numbers.
     with contextlib.suppress(KeyError):
         sys.modules["numpy.random"].seed()
-    _set_title([sys.executable, "-m", name, *order["args"]])
+    _name_process([sys.executable, "-m", name, *order["args"]])
     program.run()
 
 
-def _set_title(words: list[str]) -> None:
-    from setproctitle import setproctitle
-
-    setproctitle(" ".join(words))
+def _name_process(words: list[str]) -> None:
+    """Replace the command line of this process, which tools such as ps show. The memory has the
+    size of the command line of the fork server; a longer one is cut."""
+    with open("/proc/self/stat", "rb") as file:
+        begin, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
+    if end > begin > 0:
+        command = b"".join(os.fsencode(word) + b"\0" for word in words)
+        ctypes.memmove(begin, command[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def _send(link: socket.socket, message: dict[str, Any]) -> None:

@@ -46,7 +46,8 @@ class ForkServer:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = theirs.fileno()
         command = [sys.executable, "-P", "-m", "torch_edl.node.fork_server"]
-        command += ["--job", job, str(fd), module]
+        # One word: whoever looks for processes of the module by that word does not find the server.
+        command += ["--job", job, "--fd", str(fd), f"--module={module}"]
         with theirs:
             self._process = subprocess.Popen(
                 exec_child.words(command),

@@ -70,6 +70,8 @@ def test_a_forked_process_is_a_child_like_one_that_was_executed(
     assert [(end.id, end.code) for end in ends(children, 2)] == [(0, 7), (1, 7)]
     first, second = (told(children, id) for id in range(2))
     assert first["args"] == ["one", "two"]
+    assert first["command"] == [sys.executable, "-m", "preloaded", "tell", "one", "two"]
+    assert f"PYTHONPATH={PROGRAMS}" in " ".join(first["environment"]), "it stays as it was"
     assert (first["name"], second["name"]) == ("worker-0", "worker-1")
     assert first["main"] == "preloaded"
     assert first["leads"]

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 TORCH = "torch"
 """Name of the built-in backend."""
 
-WORKER = "torch_edl.training.worker"
-"""Module of the worker process of a model file."""
-
 
 def backend_of(path: str) -> Backend:
     """Return the backend of a model file from the imports of the file and of local modules.
@@ -59,11 +56,10 @@ def named(package: str) -> Backend:
     return loaded
 
 
-def forked_module(config: JobConfig) -> str:
-    """Return the module of the processes that a node forks; empty for scripts, and for a framework
-    that starts threads when it is imported, which rules out forks."""
-    torch = config.kind != "script" and package_of(config.model_file) == TORCH
-    return WORKER if torch else ""
+def preloaded(config: JobConfig) -> str:
+    """Return the framework that a node imports to fork the workers of a job; empty if the node is
+    to fork none, since the framework starts threads when it is imported."""
+    return TORCH if config.kind != "script" and package_of(config.model_file) == TORCH else ""
 
 
 @contextmanager

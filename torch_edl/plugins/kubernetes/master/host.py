@@ -39,7 +39,7 @@ from torch_edl.plugins.kubernetes.objects.job import (
 )
 from torch_edl.plugins.kubernetes.objects.pod import process_pod
 from torch_edl.processes.launcher import Launcher, ProcessSpec
-from torch_edl.training.contract.backends import forked_module
+from torch_edl.training.contract.backends import preloaded
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,8 @@ class ClusterHost(Host):
         per_pod = self.workers_per_pod(config)
         if per_pod == 1:
             return pods
-        forked = forked_module(config)
-        return SharedPods(pods, per_pod=per_pod, incarnation=incarnation, forked=forked)
+        preload = preloaded(config)
+        return SharedPods(pods, per_pod=per_pod, incarnation=incarnation, preload=preload)
 
     def temporary(self, config: JobConfig) -> Path:
         return shared_paths.temporary(config, JobFolder(config.name).dir)

@@ -48,13 +48,15 @@ class SharedPods:
         pods: launcher that creates a pod for each process.
         per_pod: maximum number of workers of a pod.
         incarnation: incarnation of the job's state; pods of another incarnation must leave.
-        forked: module whose processes the nodes in the pods fork; empty: none.
+        preload: framework whose workers the nodes in the pods fork; empty: none.
     """
 
-    def __init__(self, pods: Launcher, *, per_pod: int, incarnation: str, forked: str = "") -> None:
+    def __init__(
+        self, pods: Launcher, *, per_pod: int, incarnation: str, preload: str = ""
+    ) -> None:
         self.nodes = Nodes(incarnation)
         self._launcher = pods
-        self._per_pod, self._incarnation, self._forked = per_pod, incarnation, forked
+        self._per_pod, self._incarnation, self._preload = per_pod, incarnation, preload
         self._pods: dict[int, _Pod] = {}
         self._where: dict[tuple[str, int], int] = {}  # also of processes that have ended
         self._events: list[ProcessEvent] = []
@@ -71,7 +73,7 @@ class SharedPods:
             if pod is None:
                 place = spec.slot // self._per_pod
                 words = ["--name", _name(spec.id), "--incarnation", self._incarnation]
-                words += ["--fork", self._forked] if self._forked else []
+                words += ["--preload", self._preload] if self._preload else []
                 self._launcher.start(replace(spec, module=MODULE, args=words, slot=place))
                 pod = self._add(spec.id)
             pod.orders.start(spec)
