@@ -14,7 +14,7 @@ from benchmarks.cluster.scheduler import Scheduler
 from benchmarks.cluster.usage import Meter, Usage
 from benchmarks.cluster.workers import BATCH_SIZE, Watermarks, Worker
 from master.runtime.clock import of_notes, of_ticks
-from master.state.actions import DataScanned, Start, Started, Stop
+from master.state.actions import DataScanned, Start, Stop
 from master.state.calls import server_calls, worker_calls
 from master.state.job.job import ManagedJob
 from master.state.job.restart import to_state
@@ -201,7 +201,6 @@ class TrainingJob:
         self._pods[role, id] = self._pod(
             role, id, run=run, ended=lambda end: self._ended(role, id, end), **calls
         )
-        self._apply(Started(role, id, 0))
 
     def _pod(self, role: str, id: int, **calls: Any) -> Pod:
         spec, is_worker = self.spec, role == "worker"
