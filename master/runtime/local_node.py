@@ -147,6 +147,8 @@ class LocalNode:
             env=spec.env,
             end_with_parent=0,  # the next master adopts it
         )
+        # If client and master were killed, their node still waits for the next master.
+        self._folder.end_node()
         try:
             self._starter.start(node)
         except OSError as error:

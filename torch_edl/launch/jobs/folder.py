@@ -467,14 +467,16 @@ def _is_locked(path: Path) -> bool:
 
 
 def _locked_by(path: Path) -> int:
-    """Return the pid of the process that holds an fcntl(2) lock on a file; 0 if none does."""
+    """Return the pid of the process of this machine that holds an fcntl(2) lock on a file; 0 if
+    none does."""
     try:
         with open(path, "rb") as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
     except OSError:
         return 0
-    return pid if kind != fcntl.F_UNLCK else 0
+    # Negative for a process of another machine that shares the disk.
+    return max(0, pid) if kind != fcntl.F_UNLCK else 0
 
 
 def _modified(path: Path) -> float:

@@ -83,6 +83,19 @@ def test_a_node_that_cannot_begin_says_where_it_tells_why(
     assert refused.why.endswith("node-0.log")
 
 
+def test_a_node_that_an_earlier_job_of_the_name_has_left_is_ended(machine: Machine) -> None:
+    before = machine.launcher()
+    before.start(lasting(machine, 0))
+    [left] = until(before, ProcessRuns, 1)
+    launcher = machine.launcher()
+    launcher.start(lasting(machine, 7))
+    [runs] = until(launcher, ProcessRuns, 1)
+    assert runs.id == 7
+    wait_for(lambda: not is_running(left.pid), "the kernel ends it with its node")
+    launcher.stop_all(grace_s=0)
+    assert machine.left() == []
+
+
 def test_the_next_master_finds_no_node(machine: Machine) -> None:
     launcher = machine.launcher()
     launcher.adopt([Known(role="worker", id=0, pid=7, ran=True), Known(role="ps", id=1)])
