@@ -175,7 +175,7 @@ class LocalNode:
         self.nodes.remove(_NODE)
         if not (orders.leave or ended.code == 0):
             log.error("the node of this job %s; its log is %s", ended.how, self._node_log(ended))
-        for place, (role, id) in enumerate(orders.drop()):
+        for place, (role, id) in enumerate(orders.members):
             if not orders.heard:
                 why = f"the node of this job {ended.how}; its log is {self._node_log(ended)}"
                 self._events.append(ProcessNotStarted(role=role, id=id, why=why))

@@ -27,7 +27,8 @@ import time
 from types import ModuleType
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from torch_edl.processes.exec_child import end_with
+
 _MOST_BYTES = 1 << 20
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _ADOPTED_POLL_S = 0.0002
@@ -138,9 +139,7 @@ def _wait_for_parent(between: int, node: int) -> None:
     the node ends, as :mod:`torch_edl.processes.exec_child` does."""
     while between and os.getppid() == between:
         time.sleep(_ADOPTED_POLL_S)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != node:
-        os._exit(1)
+    end_with(node, signal.SIGKILL)
 
 
 def _become(program: ModuleType, order: dict[str, Any]) -> None:

@@ -88,7 +88,8 @@ class ForkServer:
     def close(self) -> None:
         """Kill the server; forked processes continue."""
         self.is_importing = self.is_usable = False
-        os.killpg(self.pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self._link.close()
 

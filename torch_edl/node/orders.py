@@ -72,9 +72,6 @@ class Orders:
         self.version = secrets.randbits(40)
         self._members: dict[Key, _Member] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._members)
-
     def start(self, spec: ProcessSpec) -> None:
         """Order the start of a process. Its role and id must not have been used before."""
         key = (spec.role, spec.id)
@@ -113,12 +110,6 @@ class Orders:
         """Order the end of the node."""
         self.leave = True
         self.version += 1
-
-    def drop(self) -> list[Key]:
-        """Forget all processes after the end of the node. Returns their current roles and ids."""
-        members = [(each.role, each.id) for each in self._members.values()]
-        self._members.clear()
-        return members
 
     @property
     def members(self) -> list[Key]:
@@ -197,9 +188,6 @@ class Nodes:
         """Called after a report that produced events; the lock is not held."""
         self._incarnation = incarnation
         self._nodes: dict[str, Orders] = {}
-
-    def __getitem__(self, name: str) -> Orders:
-        return self._nodes[name]
 
     def add(self, name: str, orders: Orders) -> None:
         """Add a node and its orders. The caller must hold ``changed``."""

@@ -137,7 +137,6 @@ class Starts:
             module=module,
             args=args,
             env=dict(self.env),
-            end_with_parent=0,  # the next master adopts it
             slot=slot,
             pod=pod,
             avoid=self.machines.avoided(now),
