@@ -99,6 +99,18 @@ class JobFailedError(EdlError):
     """The job ended without processing every record; the message is the first cause."""
 
 
+class ScriptFailedError(JobFailedError):
+    """A worker of a training script without torch_edl failed.
+
+    Args:
+        code: exit code of the first worker that failed, or the negative number of its signal.
+    """
+
+    def __init__(self, text: str, *, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class MasterLostError(EdlError):
     """The master is unreachable."""
 

@@ -148,18 +148,22 @@ def test_a_package_that_calls_init_is_found_there(place: Place, tmp_path: Path) 
 
 
 PARSES = """
-import argparse, torch_edl
+import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--checkpoint")
-print("restores", parser.parse_args().checkpoint)
+parser.add_argument("--epochs")
+args = parser.parse_args()
+print("restores", args.checkpoint, args.epochs)
 """
 
 
-def test_what_follows_a_script_is_parsed_by_the_script(place: Place) -> None:
+@pytest.mark.parametrize("uses", ["import torch_edl\n", ""], ids=["elastic", "plain"])
+def test_what_follows_a_script_is_parsed_by_the_script(place: Place, uses: str) -> None:
     """Its own error is followed by our hint."""
-    (place / "parses.py").write_text(PARSES)
-    assert "restores a.pt" in place("run parses.py --checkpoint a.pt").text
-    text = place("run parses.py --job-name j", ok=False).text
+    (place / "parses.py").write_text(uses + PARSES)
+    if uses:
+        assert "restores a.pt 3" in place("run parses.py --checkpoint a.pt --epochs 3").text
+    text = place("run -m parses --job-name j", ok=False).text
     theirs, ours = (text.rfind(t) for t in ("unrecognized arguments: --job-name j", "before the s"))
     assert 0 < theirs < ours
 

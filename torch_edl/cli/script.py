@@ -31,7 +31,7 @@ from torch_edl.config.environment import (
     this_experiment,
 )
 from torch_edl.config.job import LOCAL
-from torch_edl.errors import UsageError
+from torch_edl.errors import JobFailedError, ScriptFailedError, UsageError
 from torch_edl.launch.agent.agent import AgentSpec, LocalAgent
 from torch_edl.launch.agent.workers import capture_output
 from torch_edl.launch.jobs import master_host
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 _SILENCE_S = 900.0
 # Keys of --rdzv-conf that are used; torch itself adds rank for --node-rank.
 _HEEDED = {"timeout", "join_timeout", "rank"}
+# Exit code of argparse after it has rejected an argument.
+_EXIT_REJECTED = 2
 _SIGNALS = {number.name for number in signal.Signals}
 
 
@@ -71,15 +73,7 @@ def main(args: argparse.Namespace) -> int:
         user_file.require_imports(parsed.training_script, shown=parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
-    code = 1
-    try:
-        code = _run(parsed)
-    finally:
-        if code and not (parsed.module or parsed.no_python):  # its own parser may have rejected it
-            words = parsed.training_script_args
-            for hint in script_arguments.swallowed(parsed.training_script, words):
-                log.warning("%s", hint)
-    return code
+    return _run(parsed)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -176,8 +170,20 @@ def _run_plain(args: argparse.Namespace) -> int:
             args.rdzv_id = new_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
     os.environ[ENV_UNSEEN] = "1"
-    rendezvous.run_torchrun(args)
+    try:
+        rendezvous.run_torchrun(args)
+    except ScriptFailedError as error:
+        raise JobFailedError(f"{error}{_hint(args, error.code)}") from error
     return 0
+
+
+def _hint(args: argparse.Namespace, code: int | None) -> str:
+    """Return the advice for a script that has failed, as further lines of its error; empty if the
+    exit code is not that of a parser that rejects an argument."""
+    if code != _EXIT_REJECTED:
+        return ""
+    hint = script_arguments.rejection_hint(args.training_script, args.training_script_args)
+    return hint and f"\n{hint}"
 
 
 def may_restart_here(args: argparse.Namespace) -> bool:
@@ -235,6 +241,9 @@ def _run_ours(
             outcome = agent.run()
         finally:
             display.close()
+        if display.last is None or not display.last.steps:
+            hint = _hint(args, agent.failure_code)
+            outcome = replace(outcome, error=f"{outcome.error}{hint}")
         observers.end(outcome.state, outcome.error)
     if master.hosted is None and outcome.state != "failed":
         return outcome.exit_code  # the agent that hosts the master reports the end of the job

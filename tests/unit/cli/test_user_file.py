@@ -41,85 +41,76 @@ fit()
 
 
 @pytest.mark.parametrize(
-    ("text", "data", "is_script"),
+    ("text", "is_script"),
     [
-        (CONTRACT, False, False),
-        (CONTRACT, True, False),
-        (CONTRACT.replace("def loss", "def lss"), False, True),
-        (CONTRACT.replace("def loss", "def lss"), True, False),
-        ("from nets import model, loss, optimizer, feed\n", False, False),
-        ("from nets import model, loss\n", False, False),
-        ("from nets import *\n", True, True),
-        ("from nets import *\n", False, True),
-        ("def model(): ...\n", True, False),
-        ("def model(): ...\n", False, True),
-        ("try:\n    from a import model\nexcept ImportError: ...\nloss = 1\n", False, False),
-        (
-            "def custom_model(): ...\nimport torch\nloss = torch.nn.functional.mse_loss\n",
-            False,
-            False,
-        ),
-        ("model = nets.Net\nloss = torch.nn.MSELoss()\n", False, False),
-        ("model = lambda: Net(3)\nloss = loss_fn\n", False, False),
-        ("model = Net()\nloss = torch.nn.MSELoss()\nfit()\n", False, True),
-        ("import a\nmodel, loss = a.model, a.loss\ndef feed(records): ...\n", False, False),
-        (FLAT_SCRIPT, False, True),
-        (FLAT_SCRIPT, True, True),
-        (MAIN_SCRIPT, False, True),
-        ("print('hello')\n", True, True),
-        ("", True, True),
-        ("import torch\ndef net(): ...\n", True, True),
-        ("exec(open('options.py').read())\nwhile True: ...\n", True, True),
+        (CONTRACT, False),
+        (CONTRACT.replace("def loss", "def lss"), False),
+        (CONTRACT.replace("def model", "def net"), False),
+        ("from nets import model, loss, optimizer, feed\n", False),
+        ("from nets import model, loss\n", False),
+        ("from nets import *\n", True),
+        ("def model(): ...\n", True),
+        ("def feed(records): ...\nloss = 1\n", True),
+        ("def model(): ...\ndef dataset_fn(records, mode, metadata): ...\n", False),
+        ("try:\n    from a import model\nexcept ImportError: ...\nloss = 1\n", False),
+        ("def custom_model(): ...\nimport torch\nloss = torch.nn.functional.mse_loss\n", False),
+        ("model = nets.Net\nloss = torch.nn.MSELoss()\n", False),
+        ("model = lambda: Net(3)\nloss = loss_fn\n", False),
+        ("model = Net()\nloss = torch.nn.MSELoss()\nfit()\n", True),
+        ("import a\nmodel, loss = a.model, a.loss\ndef feed(records): ...\n", False),
+        (FLAT_SCRIPT, True),
+        (MAIN_SCRIPT, True),
+        ("print('hello')\n", True),
+        ("", True),
+        ("import torch\ndef net(): ...\n", True),
+        ("exec(open('options.py').read())\nwhile True: ...\n", True),
         # Whatever it defines: who trains by itself is a script.
-        (CONTRACT + "import torch_edl\njob = torch_edl.init()\n", False, True),
-        (CONTRACT + "import torch_edl as edl\ndef main(): edl.ElasticTrainer\n", True, True),
-        (CONTRACT + "from torch_edl import ElasticTrainer\n", False, True),
-        (CONTRACT + "import torch_edl\ntorch_edl.nn.Embedding\n", False, False),
-        (DDP_SCRIPT.replace("def model", "def net"), False, True),
-        # Its own --data, in a module beside it.
-        ("from helpers import *\nargs = parse()\n", True, True),
-        ("from helpers import *\nmodel()\n", True, True),
-        ("from contract import *\n", False, False),
+        (CONTRACT + "import torch_edl\njob = torch_edl.init()\n", True),
+        (CONTRACT + "import torch_edl as edl\ndef main(): edl.ElasticTrainer\n", True),
+        (CONTRACT + "from torch_edl import ElasticTrainer\n", True),
+        (CONTRACT + "import torch_edl\ntorch_edl.nn.Embedding\n", False),
+        (DDP_SCRIPT.replace("def model", "def net"), True),
+        ("from helpers import *\nmodel()\n", True),
+        ("from helpers import *\ndef feed(records, mode, metadata): ...\n", False),
+        ("from contract import *\n", False),
     ],
 )
-def test_a_model_file_or_a_script(tmp_path: Path, text: str, data: bool, is_script: bool) -> None:
-    (tmp_path / "helpers.py").write_text("NAMES = ['--data']\ndef model(): ...\n")
+def test_a_model_file_or_a_script(tmp_path: Path, text: str, is_script: bool) -> None:
+    (tmp_path / "helpers.py").write_text("def model(): ...\n")
     (tmp_path / "contract.py").write_text(CONTRACT)
     path = tmp_path / "it.py"
     path.write_text(text)
-    assert user_file.kind_of(str(path), has_data=data).is_script is is_script
+    assert user_file.kind_of(str(path)).is_script is is_script
 
 
 @pytest.mark.parametrize("form", ["folder", "app.pyz", "it.pyc"])
 def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> None:
     source = tmp_path / "folder" / "__main__.py"
     source.parent.mkdir()
-    for text, uses in (("import torch_edl; print('--lr')\n", True), ("import torch\n", False)):
+    for text, uses in (("import torch_edl\n", True), ("import torch\n", False)):
         source.write_text(text)
         if form == "app.pyz":
             zipapp.create_archive(source.parent, tmp_path / form)
         elif form == "it.pyc":
             py_compile.compile(str(source), str(tmp_path / form))
         path = str(tmp_path / form)
-        assert user_file.kind_of(path, has_data=True).is_script
+        assert user_file.kind_of(path).is_script
         assert user_file.uses_torch_edl(path) is uses
-        if uses and form != "it.pyc":
-            assert user_file.named_options(path) == {"--lr"}
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.parquet", "notes.txt"])
 def test_data_are_no_program(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('"x"\n1\n')  # valid Python
     with pytest.raises(UsageError, match="comes first, and its name ends in"):
-        user_file.kind_of(str(tmp_path / name), has_data=True)
+        user_file.kind_of(str(tmp_path / name))
     (tmp_path / "train").write_text("import torch\n")
-    assert user_file.kind_of(str(tmp_path / "train"), has_data=False).is_script
+    assert user_file.kind_of(str(tmp_path / "train")).is_script
 
 
 def test_examples_are_what_they_are() -> None:
     examples = Path(__file__).parents[3] / "examples"
     for path in examples.glob("*/model.py"):
-        assert not user_file.kind_of(str(path), has_data=False).is_script, path
+        assert not user_file.kind_of(str(path)).is_script, path
 
 
 @pytest.mark.parametrize(
@@ -164,14 +155,6 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> Non
     (package / "__main__.py").write_text("")
     assert user_file.find_module("pack", [str(tmp_path)]) == package / "__main__.py"
     assert user_file.find_module("absent", [str(tmp_path)]) is None
-
-
-def test_options_that_a_script_names(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import options\nparser.add_argument('-w', '--workers', type=int)\n"
-    )
-    (tmp_path / "options.py").write_text("NAMES = ['--resume']\n")
-    assert user_file.named_options(str(tmp_path / "train.py")) == {"--workers", "--resume"}
 
 
 def write(tmp_path: Path, text: str | bytes) -> str:

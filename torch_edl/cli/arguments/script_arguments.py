@@ -24,15 +24,9 @@ _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
-_DATA, _HELP = "--data", "--help-torchrun"
+_HELP = "--help-torchrun"
 ONE_MACHINE = ("1", "1:1")
 """Values of --nnodes for a single machine."""
-
-# Accepted only before the script: many scripts have options of these names that their source does
-# not show.
-_BEFORE_ONLY = (config_file.FLAG, DRY_RUN)
-# Options of torch-edl for scripts: users may write them after the script by mistake.
-OWN_OPTIONS = [flag for flag in flags("script") if flag not in _BEFORE_ONLY]
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
@@ -61,7 +55,6 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             break
         flag, equals, _ = word.partition("=")
         if flag not in known:
-            _check_behind_torchruns(words[place:])
             return list(words)  # torchrun's parser rejects the option if it is unknown there too
         before.append(flag)
         place += 1
@@ -80,56 +73,41 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         if is_cut and place < len(words) and words[place].endswith(".py"):
             raise UsageError(f"{words[place]}: no such file; after `--` comes a training script")
         return None  # the parser of model files names what is missing
-    file, rest = words[place], list(words[place + 1 :])
-    ours = [] if is_cut else _before_cut(rest)
-    has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
-    kind = user_file.kind_of(file, has_data=has_data)
+    file = words[place]
+    kind = user_file.kind_of(file)
     if not (kind.is_script or is_cut):
         return None
+    of_scripts = flags("script")
     for flag in before:
-        if flag not in OWN_OPTIONS and flag not in _BEFORE_ONLY:
+        if flag not in of_scripts:
             raise UsageError(
                 f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
             )
-    if is_cut:
-        return list(words)
-    uses_torch_edl = user_file.uses_torch_edl(file)
-    if kind.absent and not uses_torch_edl:
+    if kind.absent and not is_cut and not user_file.uses_torch_edl(file):
         log.warning(
             "%s runs as a training script, since %s; a model file defines both", file, kind.reason
         )
-    _warn_of_swallowed(file, ours)
     return list(words)
 
 
-def _check_behind_torchruns(words: Sequence[str]) -> None:
-    for place, word in enumerate(words):
-        if word.endswith(".py") and os.path.isfile(word):
-            _warn_of_swallowed(word, _before_cut(words[place + 1 :]))
-            return
+def rejection_hint(script: str, words: Sequence[str]) -> str:
+    """Return the advice for a script that may have rejected its arguments; empty if none of them is
+    an option of torch-edl or of torchrun."""
+    # Imported here: torch's parser comes with all of torch.
+    from torch_edl.launch.torchrun.options import torchrun_parser
 
-
-def _before_cut(words: Sequence[str]) -> Sequence[str]:
-    return words[: words.index("--")] if "--" in words else words
-
-
-def _warn_of_swallowed(file: str, words: Sequence[str]) -> None:
-    for text in swallowed(file, words):
-        log.warning("%s", text)
-
-
-def swallowed(file: str, words: Sequence[str]) -> list[str]:
-    """Return a hint for each argument after a script that is an option of torch-edl and is not in
-    the source of the script."""
+    given = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
+    of_scripts = {*flags("script"), *torchrun_parser()._option_string_actions}
+    misplaced = [flag for flag in given if flag in of_scripts]
+    of_model_files = [flag for flag in flags("train") if flag in given and flag not in of_scripts]
     hints = []
-    for flag in dict.fromkeys(word.partition("=")[0] for word in words):
-        if flag not in (*OWN_OPTIONS, _DATA, DRY_RUN) or flag in user_file.named_options(file):
-            continue
-        hint = "options of torch-edl go before the script"
-        if flag == _DATA:
-            hint = "a training script; a model file defines model and loss"
-        hints.append(f"{flag} is passed to {file}, which does not name the option ({hint})")
-    return hints
+    if misplaced:
+        text = "options of torch-edl go before the script"
+        hints.append(f"{', '.join(misplaced)}: passed to {script}; {text}")
+    if of_model_files:
+        text = "a training script; a model file defines model and loss"
+        hints.append(f"{', '.join(of_model_files)}: passed to {script}, {text}")
+    return "\n".join(hints)
 
 
 def would_train(file: str) -> UsageError:
@@ -229,7 +207,7 @@ def _split(
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
-        kind = user_file.kind_of(script, has_data=False)
+        kind = user_file.kind_of(script)
         if not kind.is_script and not args.is_cut:
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "

@@ -25,7 +25,10 @@ from torch_edl.training.contract.source_files import imported, local_trees, star
 
 # A file that uses one of these names has its own loop, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
-_MODEL = ("model", *named(TORCH).signatures["model"].others)
+# Names of the functions that tell a model file from a script, by the documented name.
+_TELLING = {
+    name: (name, *named(TORCH).signatures[name].others) for name in ("model", "loss", "feed")
+}
 _MAIN = "__main__.py"
 # Expressions whose value may be a function.
 _FUNCTIONS = (ast.Name, ast.Attribute, ast.Lambda)
@@ -45,15 +48,14 @@ class FileKind:
     """``model`` or ``loss`` if a script defines only the other one; empty: both or none."""
 
 
-def kind_of(path: str, *, has_data: bool) -> FileKind:
+def kind_of(path: str) -> FileKind:
     """Decide whether a file is a model file or a training script.
 
-    A file that defines a function or class ``model`` and binds ``loss`` is a model file, unless the
-    file uses ``init`` or ``ElasticTrainer`` of torch_edl. Any other file is a script.
-
-    Args:
-        has_data: ``--data`` follows the file. A file that defines one of the two functions and has
-            no option ``--data`` of its own is then an incomplete model file.
+    A file that defines at least two of ``model``, ``loss`` and ``feed`` is a model file, unless the
+    file uses ``init`` or ``ElasticTrainer`` of torch_edl. ``model`` and ``feed`` must be functions
+    or classes; ``loss`` may be the value of an expression in a file that defines ``model``. Any
+    other file is a script. The words of the command line do not count: those after a script belong
+    to the script.
 
     Raises:
         UsageError: the file is missing or is not Python.
@@ -67,15 +69,15 @@ def kind_of(path: str, *, has_data: bool) -> FileKind:
     file = Path(path).absolute()
     trees = [tree for _, tree in local_trees(file, file.parent, starred)]
     functions = {name for each in trees for name in _bound_names(each, evaluated=False)}
-    has_model = not functions.isdisjoint(_MODEL)
-    if has_model and any("loss" in _bound_names(each) for each in trees):
-        return FileKind(False, "it defines model and loss")
-    if not has_model and "loss" not in functions:
+    there = [name for name, names in _TELLING.items() if not functions.isdisjoint(names)]
+    if there == ["model"] and any("loss" in _bound_names(each) for each in trees):
+        there.append("loss")
+    if len(there) > 1:
+        return FileKind(False, f"it defines {there[0]} and {there[1]}")
+    if there in ([], ["feed"]):
         return FileKind(True, "it defines no model of the contract")
-    there, absent = ("model", "loss") if has_model else ("loss", "model")
-    if has_data and "--data" not in named_options(path):
-        return FileKind(False, f"it defines {there}, and --data names its data")
-    return FileKind(True, f"it defines {there}, but not {absent}", absent)
+    absent = "loss" if there == ["model"] else "model"
+    return FileKind(True, f"it defines {there[0]}, but not {absent}", absent)
 
 
 def check_model_file(model_file: str, *, shown: str = "") -> frozenset[str]:
@@ -188,18 +190,6 @@ def find_module(name: str, places: list[str]) -> Path | None:
             if file.is_file():
                 return file
     return None
-
-
-def named_options(script: str) -> frozenset[str]:
-    """Return all strings in the script and its local modules that look like options (``--lr``)."""
-    return frozenset(
-        node.value
-        for tree in _trees(script)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and node.value.startswith("--")
-    )
 
 
 def _parse(path: Path, shown: str) -> ast.Module:

@@ -141,6 +141,8 @@ class LocalAgent:
         self._placement: Placement | None = None
         self._nodes = 0
         """Number of machines in the job, from the last answer of the master; 0 before."""
+        self.failure_code: int | None = None
+        """Exit code of the first worker that failed; None if no worker made the job fail."""
         self._end = _End()
         self._grace_s = grace_s(spec.config)
         self._began = time.monotonic()
@@ -185,6 +187,7 @@ class LocalAgent:
             run()
         except ChildFailedError as error:
             text, _ = failure_text(self._spec.name, error.failures)
+            self.failure_code = error.get_first_failure()[1].exitcode
             return JobOutcome(state="failed", status=None, error=text, logs=logs)
         # A signal after the end of the script stops nothing, if the master sees it in the same way.
         complete = self._group.is_done and self._end.error == ""

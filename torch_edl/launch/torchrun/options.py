@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_edl.errors import JobFailedError, UsageError, describe_error
+from torch_edl.errors import JobFailedError, ScriptFailedError, UsageError, describe_error
 from torch_edl.launch.jobs.folder import new_name
 from torch_edl.launch.jobs.master_host import ANY_PORT
 from torch_edl.processes.this_process import configure_torch
@@ -111,7 +111,8 @@ def run_torchrun(args: argparse.Namespace) -> None:
     """Run a script as torchrun does, with the same agent and the same report of failures.
 
     Raises:
-        JobFailedError: the script failed, or its machines did not meet.
+        ScriptFailedError: a worker failed.
+        JobFailedError: the machines did not meet.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -121,7 +122,10 @@ def run_torchrun(args: argparse.Namespace) -> None:
     try:
         record(run)(args)
     except ChildFailedError as error:  # the table of all failures
-        raise JobFailedError(f"{args.training_script} failed\n{str(error).strip()}") from None
+        _, first = error.get_first_failure()
+        raise ScriptFailedError(
+            f"{args.training_script} failed\n{str(error).strip()}", code=first.exitcode
+        ) from None
     except (RendezvousError, DistError) as error:
         raise JobFailedError(
             f"{args.training_script}: the machines did not meet ({describe_error(error)}); start "
