@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO
 
 from torch_edl.node.forks import ForkServer
 from torch_edl.processes import process_group
@@ -41,11 +40,12 @@ class Children(LocalLauncher):
         self._lock = threading.Lock()
         self._last_lines: dict[str, bytes] = {}
         super().__init__(log_dir, lines=None if log_dir else self._line)
-        # This process becomes the parent of forked processes, and of orphans of killed processes.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._job, self._forked, self._wakes = job, forked, wakes
         self._server: ForkServer | None = None
-        self._serve()
+        if forked:
+            # This process becomes the parent of forked processes, and of orphans.
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            self._serve()
 
     def is_ready_for(self, module: str) -> bool:
         """Return whether a process of this module can be started now: False while the fork server
@@ -61,7 +61,7 @@ class Children(LocalLauncher):
     def reap_orphans(self) -> None:
         """Reap ended orphans: processes that were forked by a child that has ended."""
         server = [self._server.pid] if self._server is not None else []
-        process_group.reap_orphans([*server, *(child.pid for child in self._running.values())])
+        process_group.reap_orphans([*server, *(each.child.pid for each in self._running.values())])
 
     def stop_all(self, *, grace_s: float) -> None:
         super().stop_all(grace_s=grace_s)
@@ -69,26 +69,25 @@ class Children(LocalLauncher):
             self._server.close()
             self._server = None
 
-    def _spawn(self, spec: ProcessSpec, env: Mapping[str, str], output: IO[bytes]) -> GroupLeader:
-        if spec.module == self._forked and self._server is not None and self._server.is_usable:
+    def _spawn(
+        self, spec: ProcessSpec, env: Mapping[str, str], stdout: int, stderr: int
+    ) -> GroupLeader:
+        forks = spec.module and spec.module == self._forked
+        if forks and self._server is not None and self._server.is_usable:
             own = environment()
             added = {name: value for name, value in env.items() if own.get(name) != value}
             try:
-                return ForkedGroup(self._server.fork(spec.args, added, output.fileno()))
+                return ForkedGroup(self._server.fork(spec.args, added, stdout))
             except OSError as error:
                 log.warning("%s is started as a new process, not forked: %s", spec.name, error)
                 if not self._server.is_usable:
                     self._serve()
-        return super()._spawn(spec, env, output)
+        return super()._spawn(spec, env, stdout, stderr)
 
     def _serve(self) -> None:
-        if self._forked:
-            self._server = ForkServer(
-                self._forked,
-                environment(),
-                job=self._job,
-                ready=lambda: self._wakes.put(None),
-            )
+        self._server = ForkServer(
+            self._forked, environment(), job=self._job, ready=lambda: self._wakes.put(None)
+        )
 
     def _line(self, name: str, line: bytes) -> None:
         """Write an output line of a child to the output of this process, after the child's name."""

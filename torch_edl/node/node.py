@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from torch_edl.node.children import Children
-from torch_edl.node.orders import Key
-from torch_edl.processes.launcher import ProcessExit, ProcessSpec
+from torch_edl.node.orders import Key, spec_of
+from torch_edl.processes.launcher import ProcessExit
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import REFUSED, Stub
@@ -163,13 +163,14 @@ class Node:
             self._stop(each)
         for order in answer.run:
             key = (order.role, order.id)
-            if key not in self._begun and order.module and not self._leaves:
+            # An order without a program is for a process that already runs.
+            has_program = order.module or order.HasField("command")
+            if key not in self._begun and has_program and not self._leaves:
                 self._begun.add(key)
                 self._ordered[key] = order
 
     def _start(self, key: Key, order: pb.StartProcess) -> None:
-        role, id = key
-        spec = ProcessSpec(role=role, id=id, module=order.module, args=order.args)
+        (role, id), spec = key, spec_of(order)
         try:
             pid = self._children.start(spec)
         except OSError as error:
@@ -196,6 +197,8 @@ class Node:
         ended = pb.EndedProcess(role=exit.role, id=exit.id, code=code, why=why)
         if exit.own_fault is not None:
             ended.own_fault = exit.own_fault
+        if exit.open_loop is not None:
+            ended.open_loop = exit.open_loop
         self._end(ended)
 
     def _end(self, ended: pb.EndedProcess) -> None:

@@ -6,6 +6,7 @@ that it should end. A call that is lost, late or repeated therefore changes noth
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import signal
 import threading
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch_edl.processes.launcher import (
+    Command,
     Known,
     ProcessEvent,
     ProcessExit,
@@ -76,8 +78,7 @@ class Orders:
         """Order the start of a process. Its role and id must not have been used before."""
         key = (spec.role, spec.id)
         assert key not in self._members, f"{spec.name} was started before"
-        order = pb.StartProcess(role=spec.role, id=spec.id, module=spec.module, args=spec.args)
-        self._members[key] = _Member(spec.role, spec.id, order)
+        self._members[key] = _Member(spec.role, spec.id, order_of(spec))
         self.version += 1
 
     def adopt(self, known: Known) -> None:
@@ -233,6 +234,40 @@ class Nodes:
         return orders is None or orders.version != request.version
 
 
+def order_of(spec: ProcessSpec) -> pb.StartProcess:
+    """Return the order to start a process."""
+    command = pb.Command(**dataclasses.asdict(spec.command)) if spec.command else None
+    return pb.StartProcess(
+        role=spec.role,
+        id=spec.id,
+        module=spec.module,
+        args=spec.args,
+        command=command,
+    )
+
+
+def spec_of(order: pb.StartProcess) -> ProcessSpec:
+    """Return the process that an order starts."""
+    command = None
+    if order.HasField("command"):
+        sent = order.command
+        command = Command(
+            words=tuple(sent.words),
+            env=dict(sent.env),
+            stdout=sent.stdout,
+            stderr=sent.stderr,
+            error_file=sent.error_file,
+            terminates_group=sent.terminates_group,
+        )
+    return ProcessSpec(
+        role=order.role,
+        id=order.id,
+        module=order.module,
+        args=tuple(order.args),
+        command=command,
+    )
+
+
 def _end(member: _Member, ended: pb.EndedProcess, machine: str) -> ProcessEvent:
     if ended.not_started:
         return ProcessNotStarted(role=member.role, id=member.id, why=ended.why)
@@ -247,6 +282,7 @@ def _end(member: _Member, ended: pb.EndedProcess, machine: str) -> ProcessEvent:
         own_fault=ended.own_fault if ended.HasField("own_fault") else None,
         node=machine,
         blames_node=failed and bool(machine),
+        open_loop=ended.open_loop if ended.HasField("open_loop") else None,
     )
 
 

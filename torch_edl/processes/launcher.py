@@ -20,16 +20,43 @@ def ended_by(code: int, *signals: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of the user: a training script, or any other program.
+
+    The process inherits stdin and the environment. If it ends by itself with exit code 0, the
+    processes that it forked may continue.
+    """
+
+    words: Sequence[str]
+    """The program and its arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables in addition to those of the parent."""
+    stdout: str = ""
+    """File for stdout, which is emptied first; empty: the process inherits stdout."""
+    stderr: str = ""
+    """File for stderr, as ``stdout``."""
+    error_file: str = ""
+    """File to which the process may write an uncaught error, in torch's format, and beside which
+    it leaves the files of :mod:`torch_edl.processes.script_marks`; empty if there is none."""
+    terminates_group: bool = False
+    """True if SIGTERM is sent to the whole process group, because the program may not forward the
+    signal to its children. False if only the process itself gets SIGTERM."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """One process to start: ``python -m module *args`` with extra environment variables."""
+    """One process to start: ``python -m module *args``, or a command of the user, with extra
+    environment variables."""
 
     role: str
     """Role of the process: ``master``, ``ps`` or ``worker``."""
     id: int
     """Number of the process, never used twice for a role in one job."""
-    module: str
-    """Python module to run with ``-m``."""
+    module: str = ""
+    """Python module to run with ``-m``; empty if there is a command."""
     args: Sequence[str] = ()
+    command: Command | None = None
+    """Command that runs instead of the module."""
     env: Mapping[str, str] = field(default_factory=dict)
     end_with_parent: int = signal.SIGKILL
     """Signal that the process gets when its parent ends; 0 for none."""
@@ -68,6 +95,9 @@ class ProcessExit:
     """Machine of the process; empty for this machine or if there is none."""
     blames_node: bool = False
     """True if the machine may have caused the end."""
+    open_loop: str | None = None
+    """Set if a script ended with exit code 0 in a loop over a loader: the error that ended the
+    loop, or an empty string."""
 
     @property
     def was_terminated(self) -> bool:

@@ -36,10 +36,6 @@ class GroupLeader(ABC):
     def _wait(self) -> int:
         """Reap the ended process and return its exit code."""
 
-    def ended(self) -> bool:
-        """Return True if the process ended; in that case, kill the rest of its group."""
-        return self.reap() is not None
-
     def reap(self, *, spare_forked: bool = False) -> int | None:
         """Return the exit code of the ended child, -N if signal N ended it; None while it runs.
 

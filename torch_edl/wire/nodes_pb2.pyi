@@ -17,20 +17,22 @@ class RunningProcess(_message.Message):
     def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class EndedProcess(_message.Message):
-    __slots__ = ("role", "id", "code", "why", "own_fault", "not_started")
+    __slots__ = ("role", "id", "code", "why", "own_fault", "not_started", "open_loop")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     OWN_FAULT_FIELD_NUMBER: _ClassVar[int]
     NOT_STARTED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LOOP_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     code: int
     why: str
     own_fault: bool
     not_started: bool
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ...) -> None: ...
+    open_loop: str
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ..., open_loop: _Optional[str] = ...) -> None: ...
 
 class NodeReportRequest(_message.Message):
     __slots__ = ("node", "incarnation", "running", "ended", "waits", "version")
@@ -48,17 +50,42 @@ class NodeReportRequest(_message.Message):
     version: int
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
 
+class Command(_message.Message):
+    __slots__ = ("words", "env", "stdout", "stderr", "error_file", "terminates_group")
+    class EnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FILE_FIELD_NUMBER: _ClassVar[int]
+    TERMINATES_GROUP_FIELD_NUMBER: _ClassVar[int]
+    words: _containers.RepeatedScalarFieldContainer[str]
+    env: _containers.ScalarMap[str, str]
+    stdout: str
+    stderr: str
+    error_file: str
+    terminates_group: bool
+    def __init__(self, words: _Optional[_Iterable[str]] = ..., env: _Optional[_Mapping[str, str]] = ..., stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., error_file: _Optional[str] = ..., terminates_group: _Optional[bool] = ...) -> None: ...
+
 class StartProcess(_message.Message):
-    __slots__ = ("role", "id", "module", "args")
+    __slots__ = ("role", "id", "module", "args", "command")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     module: str
     args: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., module: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ...) -> None: ...
+    command: Command
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., module: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., command: _Optional[_Union[Command, _Mapping]] = ...) -> None: ...
 
 class StopProcess(_message.Message):
     __slots__ = ("role", "id", "grace_s")

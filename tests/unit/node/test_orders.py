@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.waiting import HANG_S, wait_for
-from torch_edl.node.orders import Nodes, Orders
+from torch_edl.node.orders import Nodes, Orders, spec_of
 from torch_edl.processes.launcher import (
+    Command,
     Known,
     ProcessExit,
     ProcessNotStarted,
@@ -166,3 +167,23 @@ def test_a_waiting_report_is_answered_with_the_next_change(desk: Desk, change: s
     assert answer.leave == (change in ("end", "remove"))
     assert (1 in run(answer)) == (change == "start")
     assert (0 in stop(answer)) == (change == "stop")
+
+
+def test_a_command_reaches_the_node_whole_and_its_end_the_master(desk: Desk) -> None:
+    command = Command(
+        words=("train.py", "--lr", "1"),
+        env={"RANK": "0"},
+        stdout="out",
+        stderr="err",
+        error_file="error.json",
+        terminates_group=True,
+    )
+    wanted = ProcessSpec(role="worker", id=0, command=command)
+    desk.orders.start(wanted)
+    [order] = desk.report().run
+    assert spec_of(order) == wanted
+    desk.report(running={0: 7})
+    request = pb.NodeReportRequest(node="node", incarnation="new")
+    request.ended.add(role="worker", id=0, code=0, open_loop="")
+    desk.nodes.report(request, lambda: True)
+    assert desk.events()[-1] == ProcessExit(role="worker", id=0, code=0, open_loop="")

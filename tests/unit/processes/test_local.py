@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from tests.cluster.conftest import require_networks
 from tests.waiting import HANG_S, is_running, wait_for
-from torch_edl.processes.launcher import ProcessExit, ProcessSpec
+from torch_edl.processes.launcher import Command, ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 
 
@@ -143,6 +144,76 @@ def test_another_thread_is_refused(launcher, program):
     thread.start()
     thread.join()
     assert "main thread" in str(errors[0])
+
+
+COMMAND = """
+import os, sys, time
+print(sys.argv[1], os.environ["RANK"], os.getsid(0) == os.getpid(), sys.stdin.readline().strip())
+print("to stderr", file=sys.stderr)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+print("child", child)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_has_files_of_its_own_and_may_leave_processes(launcher, tmp_path, code):
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_text("of an earlier one")
+    read, write = os.pipe()
+    os.write(write, b"from stdin\n")
+    before = os.dup(0)
+    os.dup2(read, 0)
+    command = Command(
+        words=[sys.executable, "-u", "-c", COMMAND, str(code)],
+        env={"RANK": "7"},
+        stdout=str(out),
+        stderr=str(err),
+        error_file=str(tmp_path / "error.json"),
+    )
+    launcher.start(ProcessSpec(role="worker", id=0, command=command))
+    os.dup2(before, 0)
+    for fd in (before, read, write):
+        os.close(fd)
+    (tmp_path / "open-loop").write_text("ValueError: bad")
+    (end,) = collect(launcher, 1)
+    assert (end.code, end.open_loop) == (code, "ValueError: bad" if code == 0 else None)
+    first, second = out.read_text().splitlines()
+    assert first == f"{code} 7 True from stdin"
+    assert err.read_text() == "to stderr\n"
+    child = int(second.split()[1])
+    if code:
+        wait_for(lambda: not is_running(child), "the end of what it forked")
+    else:
+        assert is_running(child)
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_sigterm_of_a_command_is_for_it_alone_or_for_its_group(launcher, tmp_path, group):
+    source = (
+        "import os, signal, sys, time\n"
+        "child = os.fork()\n"
+        "role = 'parent' if child else 'child'\n"
+        "def hear(*_): print(role, 'heard'); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, hear)\n"
+        "print(role, 'ready')\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    out = tmp_path / "out"
+    words = [sys.executable, "-u", "-c", source]
+    command = Command(words=words, stdout=str(out), terminates_group=group)
+    launcher.start(ProcessSpec(role="worker", id=0, command=command))
+    wait_for(lambda: out.read_text().count("ready") == 2, "both")
+    launcher.stop("worker", 0, grace_s=100.0)
+    assert collect(launcher, 1)[0].code == 0
+    heard = "child heard"
+    if group:
+        wait_for(lambda: heard in out.read_text(), "the child")
+    else:
+        assert heard not in out.read_text()
 
 
 PARENT = """

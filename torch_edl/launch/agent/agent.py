@@ -133,11 +133,6 @@ class LocalAgent:
         # Containers may share a host name, and then often have equal pids.
         id = uuid.uuid4().hex
         node = spec.pod or f"{socket.gethostname()}-{id[:8]}"
-        self._group = WorkerGroup(
-            Workers(spec.config, spec.command, spec.master.environment(node)),
-            wanted=spec.config.nproc_per_node,
-            max_restarts=spec.config.max_restarts,
-        )
         self._placement: Placement | None = None
         self._nodes = 0
         """Number of machines in the job, from the last answer of the master; 0 before."""
@@ -149,6 +144,11 @@ class LocalAgent:
         self._silence_told = False
         # Unlike an event, it may be written to by the handler of a signal.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._group = WorkerGroup(
+            Workers(spec.config, spec.command, spec.master.environment(node), wakes=self._wakes),
+            wanted=spec.config.nproc_per_node,
+            max_restarts=spec.config.max_restarts,
+        )
         self._signals = StopSignals(
             parse_signals(spec.config.signals_to_handle, "--signals-to-handle"), wake=self._wake
         )
@@ -236,7 +236,7 @@ class LocalAgent:
     # ---- one turn ----
 
     def _turn(self, now: float) -> None:
-        self._heed_signals(now)
+        self._heed_signals()
         self._take_ends(now)
         if self._master.hosted is not None:
             self._heed_master(self._master.hosted, now)
@@ -247,8 +247,8 @@ class LocalAgent:
         self._heed_silence(now)
         self._heed_absence(now)
         if self._end.stop_at is not None and now >= self._end.stop_at:
-            self._group.stop(grace_s=self._grace_s, now=now)
-        ending = self._end.reason or self._group.heed_failures(grace_s=self._grace_s, now=now)
+            self._group.stop(grace_s=self._grace_s)
+        ending = self._end.reason or self._group.heed_failures(grace_s=self._grace_s)
         placement = None if ending else self._placement
         if placement and self._group.balance(placement, grace_s=self._grace_s, now=now):
             self._tell()
@@ -273,7 +273,7 @@ class LocalAgent:
         running = self._group.workers.running
         self._reporter.tell(running, ends, done=done, error=error, traceback=traceback)
 
-    def _heed_signals(self, now: float) -> None:
+    def _heed_signals(self) -> None:
         if not self._signals.count:
             return
         name, end = self._signals.name, self._end
@@ -294,7 +294,7 @@ class LocalAgent:
             end.is_hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
             self._stub.start(request, timeout_s=_STOP_CALL_S)
-        self._stop(name, now, at_once=self._signals.count > 1)
+        self._stop(name, at_once=self._signals.count > 1)
 
     def _take_ends(self, now: float) -> None:
         stopping = bool(self._end.reason)
@@ -307,7 +307,7 @@ class LocalAgent:
         # Reported at once, because other workers may be waiting for an ended worker.
         self._tell(ends, error=error, traceback=trace)
         if error:
-            self._stop("failure", now)
+            self._stop("failure")
         elif self._group.is_done:
             self._tell(done=True)
         for worker in ends:
@@ -344,7 +344,7 @@ class LocalAgent:
                 "%s: stopping %d workers", response.stopping, len(self._group.workers.running)
             )
             self._end.job_is_stopped = True
-            self._stop(response.stopping, now)
+            self._stop(response.stopping)
 
     def _heed_silence(self, now: float) -> None:
         silent_s = now - self._reporter.heard
@@ -383,9 +383,9 @@ class LocalAgent:
 
     # ---- the end ----
 
-    def _stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
+    def _stop(self, reason: str, *, at_once: bool = False) -> None:
         self._end.reason = self._end.reason or reason
-        self._group.stop(grace_s=0 if at_once else self._grace_s, now=now)
+        self._group.stop(grace_s=0 if at_once else self._grace_s)
 
     def _leave(self, error: str, now: float) -> None:
         """Record that the job is over, with its error if it failed. After success, workers have
@@ -396,7 +396,7 @@ class LocalAgent:
         end.error = error
         self._group.start_no_more()
         if error:
-            self._stop(error, now)
+            self._stop(error)
         else:
             end.reason = end.reason or "the job is over"
             end.stop_at = now + _OVER_GRACE_S

@@ -158,7 +158,7 @@ class Reporter:
 def _told(worker: LocalWorker) -> pb.AgentWorker:
     return pb.AgentWorker(
         local_rank=worker.local_rank,
-        pid=worker.child.pid,
+        pid=worker.pid,
         log=worker.log,
         exited=worker.code is not None,
         code=worker.code or 0,

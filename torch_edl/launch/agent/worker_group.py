@@ -128,7 +128,7 @@ class WorkerGroup:
         """True if the wanted workers have completed the script."""
         return not self.workers.running and self._done.issuperset(range(self.wanted))
 
-    def heed_failures(self, *, grace_s: float, now: float) -> bool:
+    def heed_failures(self, *, grace_s: float) -> bool:
         """Stop the other workers if a worker fails and no restart is left; return True while the
         process of that worker has not ended. Otherwise, the others would train until its end."""
         if self._policy.restarts < self._policy.max_restarts:
@@ -136,7 +136,7 @@ class WorkerGroup:
         running = self.workers.running
         failing = {worker.local_rank for worker in running if is_failing(worker.error_file)}
         if failing:
-            self.workers.stop(self.workers.local_ranks - failing, grace_s=grace_s, now=now)
+            self.workers.stop(self.workers.local_ranks - failing, grace_s=grace_s)
         return bool(failing)
 
     @property
@@ -147,14 +147,14 @@ class WorkerGroup:
     def reap(self, *, steps: int, replaces: bool, now: float) -> list[LocalWorker]:
         """Return the workers that ended since the last call, and decide what happens to each; lost
         ones are replaced unless the workers shall end."""
-        ends = self.workers.reap(now)
+        ends = self.workers.reap()
         for worker in ends:
             assert worker.code is not None
             decision = self._policy.decide(
                 worker.code,
                 in_loop=worker.open_loop is not None,
                 oom=bool(worker.why),
-                stopping=worker.child.stopping,
+                stopping=worker.stopping,
                 steps=steps,
                 started_at=worker.started_at,
                 now=now,
@@ -166,7 +166,7 @@ class WorkerGroup:
                 how = describe_exit(worker.code) + f": {worker.why}" * bool(worker.why)
                 log.warning(
                     "rank %d (pid %d) ended (%s)%s: starting a replacement", worker.rank,
-                    worker.child.pid, how, where,
+                    worker.pid, how, where,
                 )  # fmt: skip
                 self._start_at[worker.local_rank] = now + self._policy.pause_s
             elif decision is RestartDecision.FAIL or (
@@ -179,7 +179,7 @@ class WorkerGroup:
         """Start missing workers and stop surplus workers; return True if workers were started."""
         running = self.workers.local_ranks
         surplus = {rank for rank in running if rank >= self.wanted}
-        self.workers.stop(surplus, grace_s=grace_s, now=now)
+        self.workers.stop(surplus, grace_s=grace_s)
         due = {
             rank
             for rank in set(range(self.wanted)) - running - self._done
@@ -200,10 +200,10 @@ class WorkerGroup:
         """Forget the replacements that are due."""
         self._start_at.clear()
 
-    def stop(self, *, grace_s: float, now: float) -> None:
+    def stop(self, *, grace_s: float) -> None:
         """Stop all workers, and start no more."""
         self.start_no_more()
-        self.workers.stop(self.workers.local_ranks, grace_s=grace_s, now=now)
+        self.workers.stop(self.workers.local_ranks, grace_s=grace_s)
 
     def output(self, *, now: float, final: bool) -> Iterator[tuple[int, str, bytes]]:
         """Yield rank, stream and text of each new line of the workers, and the lines of a traceback

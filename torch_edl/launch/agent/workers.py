@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.launch.jobs.logs import WholeLines, WholeTracebacks
-from torch_edl.processes import exec_child
-from torch_edl.processes.oom_kills import OOM_KILLED, OomKills
-from torch_edl.processes.process_group import ChildGroup
-from torch_edl.processes.script_marks import open_loop
+from torch_edl.node.children import Children
+from torch_edl.processes.launcher import Command, ProcessSpec
+from torch_edl.processes.oom_kills import OOM_KILLED
 from torch_edl.processes.signals import describe_exit
 from torch_edl.wire import master_pb2 as pb
 
+if TYPE_CHECKING:
+    from torch.numa.binding import NumaOptions
+
 STDOUT, STDERR = "stdout", "stderr"
 _REAP_POLL_S = 0.02
+_ROLE = "worker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class LocalWorker:
 
     local_rank: int
     rank: int
-    child: ChildGroup
+    pid: int
     files: Mapping[str, str]
     """Log files by stream, ``stdout`` and ``stderr``; none for a stream that is not redirected."""
     error_file: str
@@ -80,6 +82,8 @@ class LocalWorker:
     """Forwards the rest of the output to the terminal, in up to 0.1 s; called after the end."""
     code: int | None = None
     """Exit code, -N if signal N ended the worker; None while it runs."""
+    stopping: bool = False
+    """True if this agent has stopped the worker."""
     open_loop: str | None = None
     """Set if the worker ended with exit code 0 in a loop over a loader: the error that ended the
     loop, or an empty string."""
@@ -107,10 +111,10 @@ class LocalWorker:
 
     def failure(self) -> ProcessFailure:
         """Return torch's record of the failure, including the error file."""
-        assert self.code is not None, f"the worker of pid {self.child.pid} runs"
+        assert self.code is not None, f"the worker of pid {self.pid} runs"
         failure = ProcessFailure(
             local_rank=self.local_rank,
-            pid=self.child.pid,
+            pid=self.pid,
             exitcode=self.code,
             error_file=self.error_file,
         )
@@ -150,17 +154,25 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
 
 
 class Workers:
-    """Starts, watches and stops workers. Must be used from the main thread."""
+    """The workers of one agent by local rank. Must be used from the main thread."""
 
-    def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        command: Sequence[str],
+        env: dict[str, str],
+        *,
+        wakes: SimpleQueue[None],
+    ) -> None:
         self._config = config
         self._command = list(command)
-        # Other programs, such as shell scripts, may not forward a signal.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
+        self._children = Children("", job=config.run_id, forked="", wakes=wakes)
+        # By the number with which the worker was started.
         self._running: dict[int, LocalWorker] = {}
+        self._started = 0
         self._attempt = 0
-        self._oom_kills = OomKills()
 
     @property
     def running(self) -> list[LocalWorker]:
@@ -170,7 +182,7 @@ class Workers:
     @property
     def local_ranks(self) -> set[int]:
         """Local ranks of the workers whose end was not noticed yet."""
-        return set(self._running)
+        return {worker.local_rank for worker in self.running}
 
     def start(self, local_ranks: Iterable[int], placement: Placement) -> list[LocalWorker]:
         """Start workers. Each call is one attempt with its own log folder.
@@ -179,7 +191,7 @@ class Workers:
             OSError: a worker cannot be started.
         """
         wanted = sorted(local_ranks)
-        assert not self._running.keys() & set(wanted), f"of {wanted}, some run"
+        assert not self.local_ranks & set(wanted), f"of {wanted}, some run"
         envs = {
             local_rank: {
                 **_environment(self._config, placement, local_rank, attempt=self._attempt),
@@ -194,73 +206,85 @@ class Workers:
                 with contextlib.suppress(OSError):  # the folder of a worker that keeps running
                     os.rmdir(os.path.dirname(file))
         self._attempt += 1
-        for local_rank in wanted:
-            self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
-        return [self._running[local_rank] for local_rank in wanted]
+        return [self._start(local_rank, envs[local_rank], dest) for local_rank in wanted]
 
-    def reap(self, now: float) -> list[LocalWorker]:
+    def reap(self) -> list[LocalWorker]:
         """Return each worker that ended since the last call; kill those whose grace expired."""
         ended = []
-        self._oom_kills.look(now)
-        for worker in self.running:
-            worker.child.kill_overdue(now)
-            worker.code = worker.child.reap(spare_forked=True)
-            if worker.code is not None:
-                if worker.code == 0:
-                    worker.open_loop = open_loop(worker.error_file)
-                elif worker.code == -signal.SIGKILL and self._oom_kills.are_new():
-                    worker.why = OOM_KILLED
-                ended.append(self._running.pop(worker.local_rank))
+        for exit in self._children.poll():
+            worker = self._running.pop(exit.id)
+            worker.code = exit.code if exit.signal is None else -exit.signal
+            worker.open_loop, worker.why = exit.open_loop, exit.why
+            ended.append(worker)
         return ended
 
-    def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
+    def stop(self, local_ranks: Iterable[int], *, grace_s: float) -> None:
         """Send SIGTERM; :meth:`reap` sends SIGKILL ``grace_s`` seconds later.
 
         A second call may shorten the grace. For a Python worker, only the worker itself gets
         SIGTERM: if the processes of its DataLoader ended first, its step would fail. The rest of
         its process group gets SIGKILL after its end.
         """
-        for local_rank in self._running.keys() & set(local_ranks):
-            child = self._running[local_rank].child
-            child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
+        wanted = set(local_ranks)
+        for id, worker in self._running.items():
+            if worker.local_rank in wanted:
+                worker.stopping = True
+                self._children.stop(_ROLE, id, grace_s=grace_s)
 
     def kill(self, pid: int) -> None:
         """Kill the worker with that pid, if it belongs to this agent; it counts as lost."""
-        for worker in self.running:
-            if worker.child.pid == pid:
-                worker.child.kill()
+        for id, worker in self._running.items():
+            if worker.pid == pid:
+                self._children.stop(_ROLE, id, grace_s=0.0)
 
     def close(self) -> None:
         """Kill the remaining workers and wait for their end."""
-        for worker in self.running:
-            worker.child.kill()
+        for id in self._running:
+            self._children.stop(_ROLE, id, grace_s=0.0)
         while self._running:
-            for worker in self.reap(time.monotonic()):
+            for worker in self.reap():
                 worker.close()
             time.sleep(_REAP_POLL_S)
+        self._children.stop_all(grace_s=0.0)
 
     def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> LocalWorker:
         command = macros.substitute(self._command, str(local_rank))
-        stdout, stderr = dest.stdouts[local_rank], dest.stderrs[local_rank]
-        entrypoint, *args = exec_child.words(command)
-        handler = SubprocessHandler(
-            entrypoint=entrypoint,
-            args=tuple(args),
-            env=env,
-            stdout=stdout,
-            stderr=stderr,
-            local_rank_id=local_rank,
-            numa_options=self._config.numa_options,
+        if self._config.numa_options is not None:
+            command = _bind(command, local_rank, self._config.numa_options)
+        files = {STDOUT: dest.stdouts[local_rank], STDERR: dest.stderrs[local_rank]}
+        error_file = dest.error_files[local_rank]
+        id, self._started = self._started, self._started + 1
+        pid = self._children.start(
+            ProcessSpec(
+                role=_ROLE,
+                id=id,
+                command=Command(
+                    words=command,
+                    env=env,
+                    **files,
+                    error_file=error_file,
+                    # Other programs, such as shell scripts, may not forward a signal.
+                    terminates_group=not self._is_python,
+                ),
+            )
         )
-        return LocalWorker(
+        worker = self._running[id] = LocalWorker(
             local_rank=local_rank,
             rank=int(env["RANK"]),
-            child=ChildGroup(handler.proc),
-            files={stream: path for stream, path in ((STDOUT, stdout), (STDERR, stderr)) if path},
-            error_file=dest.error_files[local_rank],
+            pid=pid,
+            files={stream: path for stream, path in files.items() if path},
+            error_file=error_file,
             started_at=time.monotonic(),
             close=_start_tails(self._config, env["RANK"], local_rank, dest).close,
         )
+        return worker
+
+
+def _bind(command: Sequence[str], local_rank: int, options: NumaOptions) -> list[str]:
+    """Return the command that binds a worker to the cores near its GPU, for --numa-binding."""
+    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as bind
+
+    return list(bind(tuple(command), gpu_index=local_rank, numa_options=options))
 
 
 def _start_tails(

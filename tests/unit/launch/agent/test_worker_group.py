@@ -19,7 +19,6 @@ from torch_edl.launch.agent.worker_group import (
     WorkerGroup,
 )
 from torch_edl.launch.agent.workers import STDERR, STDOUT, LocalWorker
-from torch_edl.processes.process_group import ChildGroup
 
 REPLACE = RestartDecision.REPLACE
 
@@ -132,7 +131,7 @@ def test_preemptions_long_after_the_start_end_no_job() -> None:
 
 
 def test_a_group_is_done_when_all_wanted_ranks_are_and_none_runs() -> None:
-    workers = SimpleNamespace(running=[1], reap=lambda now: [end])
+    workers = SimpleNamespace(running=[1], reap=lambda: [end])
     group = WorkerGroup(workers, wanted=2, max_restarts=0)
     done = []
     for rank, running in ((0, [1]), (1, [2]), (1, [])):
@@ -142,7 +141,7 @@ def test_a_group_is_done_when_all_wanted_ranks_are_and_none_runs() -> None:
             why="",
             local_rank=rank,
             started_at=0.0,
-            child=SimpleNamespace(stopping=False),
+            stopping=False,
         )
         workers.running = running  # rank 2 is surplus: it may still write what it has
         group.reap(steps=1, replaces=True, now=1.0)
@@ -157,7 +156,7 @@ def test_the_output_of_a_worker_is_read_by_whole_lines_and_at_its_end_whole(tmp_
     worker = LocalWorker(
         local_rank=0,
         rank=0,
-        child=ChildGroup(process),
+        pid=process.pid,
         files={STDOUT: str(path)},
         error_file=os.devnull,
         started_at=0.0,
@@ -176,7 +175,7 @@ def test_the_tracebacks_of_two_workers_are_shown_one_after_the_other(tmp_path: P
         LocalWorker(
             local_rank=rank,
             rank=rank,
-            child=SimpleNamespace(),  # type: ignore[arg-type]
+            pid=0,
             files={STDERR: str(tmp_path / f"{rank}.log")},
             error_file=os.devnull,
             started_at=0.0,
