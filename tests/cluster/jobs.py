@@ -235,8 +235,9 @@ class Namespace:
                 pytest.fail(f"it did not come about:\n{self.report()}")
             time.sleep(0.1)
 
-    def kill_process(self, job: str, *words: str) -> None:
-        """One process of a pod, by the end of its command. Only where pods are processes here."""
+    def kill_process(self, job: str, *words: str, ends: bool = True) -> None:
+        """One process of a pod, by the end of its command, or by a part of it. Only where pods are
+        processes here."""
         of_job = (f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode(),
                   f"TORCH_EDL_NAMESPACE={self.name}".encode())  # fmt: skip
         command = b"".join(word.encode() + b"\0" for word in words)
@@ -246,7 +247,8 @@ class Namespace:
                 environment = (folder / "environ").read_bytes()
                 if not any(name in environment for name in of_job):
                     continue
-                if (folder / "cmdline").read_bytes().rstrip(b"\0").endswith(command[:-1]):
+                found = (folder / "cmdline").read_bytes().rstrip(b"\0") + b"\0"
+                if found.endswith(command) or (not ends and command in found):
                     os.kill(int(folder.name), signal.SIGKILL)
                     return
         pytest.fail(f"no process {' '.join(words)}:\n{self.report()}")

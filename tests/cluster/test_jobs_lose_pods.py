@@ -279,7 +279,7 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     job.wait_for(lambda: job.done() > 0, 100)
     pods = namespace.running(JOB, "worker")
     began = time.monotonic()
-    namespace.kill_process(JOB, "torch_edl.training.worker", "--id", "1")
+    namespace.kill_process(JOB, "torch_edl.training.worker", "--job", JOB, "--id", "1")
     job.wait_for(lambda: job.workers() == [0, 2, 3, 4], 100)
     figure("one of two workers of a pod killed", replaced_s=time.monotonic() - began)
     assert namespace.running(JOB, "worker") == pods
@@ -307,6 +307,28 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     job.trains_on()
     job.complete()
     assert "error" not in job.said()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_processes_that_crash_are_replaced_in_their_pods(
+    namespace: Namespace, running: Job
+) -> None:
+    roles = ("worker", "ps")
+    pods = {role: namespace.running(JOB, role) for role in roles}
+    running.wait_for(lambda: running.workers() == [0, 1], 100)
+    began = time.monotonic()
+    namespace.kill_process(JOB, "torch_edl.training.worker", "--job", JOB, "--id", "0")
+    running.wait_for(lambda: running.workers() == [1, 2], 100)
+    figure("a worker of a pod killed", replaced_s=time.monotonic() - began)
+    server = ("torch_edl.ps_server", "--id", "0", "--job", JOB, "--shard", "0")
+    namespace.kill_process(JOB, *server, ends=False)
+    running.trains_on()
+    assert {role: namespace.running(JOB, role) for role in roles} == pods
+    log = namespace.edl("logs", JOB, "--role", "ps", "--id", "2").stdout
+    assert "ps-2 INFO" in log
+    assert "ps-0" not in log
+    running.complete()
 
 
 @pytest.mark.slow

@@ -183,6 +183,8 @@ def test_one_that_does_not_heed_it_is_ended_by_force(
 def test_one_that_changes_its_role_ends_in_the_new_one(
     place: Machine | Pods, launcher: Launcher
 ) -> None:
+    if isinstance(place, Pods):
+        pytest.skip("the launcher of pods starts no process")
     launcher.start(spec(place, 5, POLITE))
     begun(place, launcher, 5)
     log = launcher.log_path("worker", 5)

@@ -76,19 +76,22 @@ class Node:
         """Ended processes that the master has not acknowledged."""
         self._reap_at = 0.0
         self._heard_at = time.monotonic()
-        self._leaves = False
+        self._leaves = self._rejected = False
+        self._drains = False
+        """True after SIGTERM, while the processes end."""
         self._wakes = wakes
         self._signals = StopSignals((signal.SIGTERM, signal.SIGINT), wake=self._wake)
 
     def run(self) -> int:
         """Run processes until the master or a signal ends the node.
 
-        On SIGTERM, the node sends SIGTERM to all processes, and ends after the last of them. On
+        On SIGTERM, the node sends SIGTERM to all processes, and ends after the last of them. It
+        reports none of these ends: the platform tells why it has ended the machine or the pod. On
         SIGINT, or when the master no longer needs the node, the node kills all processes and ends.
 
         Returns:
-            The exit code: 0 if the master ended the node, 128 + N after signal N, 1 if no master
-            answered for ``away_s`` seconds.
+            The exit code: 0 if the master ended the node, 128 + N after signal N, 1 if the master
+            rejected the node or no master answered for ``away_s`` seconds.
         """
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
@@ -100,26 +103,37 @@ class Node:
                 self._turn(time.monotonic())
                 with contextlib.suppress(queue.Empty):
                     self._wakes.get(timeout=_POLL_S)
-            graceful = self._signals.first == signal.SIGTERM
-            self._children.stop_all(grace_s=_GRACE_S if graceful else 0.0)
-            return self._signals.exit_code
+            if self._signals.first == signal.SIGTERM:
+                self._drain()
+            return self._signals.exit_code or int(self._rejected)
         finally:
             self._children.stop_all(grace_s=0.0)
             signal.signal(signal.SIGCHLD, before)
             self._signals.restore()
+
+    def _drain(self) -> None:
+        """Wait until all processes have ended after SIGTERM."""
+        self._drains = True
+        for role, id in self._running:
+            self._children.stop(role, id, grace_s=_GRACE_S)
+        while self._children.is_running:
+            self._turn(time.monotonic())
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=_POLL_S)
 
     def _turn(self, now: float) -> None:
         if now >= self._reap_at:
             self._reap_at = now + _REAP_S
             self._children.reap_orphans()
         for exit in self._children.poll():
-            self._note_end(exit)
+            if not self._drains:
+                self._note_end(exit)
         for waits, (call, request) in list(self._calls.items()):
             if call.done():
                 del self._calls[waits]
                 self._heed(call, request, waits, now)
         for key, order in list(self._ordered.items()):
-            if self._children.is_ready_for(order.module):
+            if not self._drains and self._children.is_ready_for(order.module):
                 del self._ordered[key]
                 self._start(key, order)
         for waits in (True, False):
@@ -148,7 +162,7 @@ class Node:
         except grpc.RpcError as error:
             if error.code() in REFUSED:
                 log.error("the master rejects this node: %s", error.details())
-                self._leaves = True
+                self._leaves = self._rejected = True
             self._due[waits] = now + _AGAIN_S
             return
         self._heard_at = now

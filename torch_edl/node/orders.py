@@ -65,6 +65,8 @@ class Orders:
         self.machine = machine
         self.heard = False
         """True once the node has reported."""
+        self.reported = False
+        """Set by each report; the launcher resets it."""
         self.leave = False
         """True if the node should end all its processes, then itself."""
         self.events: list[ProcessEvent] = []
@@ -130,7 +132,8 @@ class Orders:
 
     def report(self, request: pb.NodeReportRequest) -> bool:
         """Record a report. Returns whether there are events."""
-        before, self.heard = len(self.events), True
+        before = len(self.events)
+        self.heard = self.reported = True
         running = {(each.role, each.id): each for each in request.running}
         ended = {(each.role, each.id): each for each in request.ended}
         for key, member in list(self._members.items()):

@@ -62,9 +62,9 @@ class ProcessSpec:
     """Signal that the process gets when its parent ends; 0 for none."""
     slot: int = -1
     """Slot of a worker among the workers that run at once; -1 for none."""
-    pod: int = -1
-    """Id of the worker for which the shared pod of this worker is created; -1 if the pod is not
-    shared."""
+    pod: str = ""
+    """Pod of the process: the name of the process for which the pod was created, which is this
+    process for a new pod. Empty where processes have no pods."""
     avoid: Sequence[str] = ()
     """Machines to use only if no other machine has room."""
 
@@ -98,6 +98,9 @@ class ProcessExit:
     open_loop: str | None = None
     """Set if a script ended with exit code 0 in a loop over a loader: the error that ended the
     loop, or an empty string."""
+    pod_lives: bool = False
+    """True if the pod of the process is still there, and another process can start in it. The pod
+    stays until :meth:`Launcher.stop` is called for the ended process."""
 
     @property
     def was_terminated(self) -> bool:
@@ -209,9 +212,8 @@ class Known:
     """True if the process is known to have run. If it cannot be found, it has ended."""
     started_as: str = ""
     """Name of the process when it was started; empty if the name has not changed."""
-    pod: int = -1
-    """Id of the first worker of a shared pod; see
-    :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
+    pod: str = ""
+    """Pod of the process; see :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
 
 
 class Launcher(Protocol):
@@ -242,7 +244,7 @@ class Launcher(Protocol):
         """Ask a process to end, and kill it ``grace_s`` seconds later; 0 kills it at once.
 
         The method returns immediately, and :meth:`poll` reports the end. A second call may shorten
-        the grace.
+        the grace. If the process has ended and its pod still lives, end the pod.
         """
         ...
 

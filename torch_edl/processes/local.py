@@ -128,6 +128,11 @@ class LocalLauncher:
                 whole_group=command is not None and command.terminates_group,
             )
 
+    @property
+    def is_running(self) -> bool:
+        """True while a process runs whose end :meth:`poll` has not returned."""
+        return bool(self._running)
+
     def stop_all(self, *, grace_s: float) -> None:
         """End every process and wait until all have ended."""
         for role, id in list(self._running):

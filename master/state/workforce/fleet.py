@@ -13,6 +13,7 @@ from typing import Any
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
 from master.state.workforce.deaths import Deaths, Gone
+from master.state.workforce.idle_pods import IdlePods
 from master.state.workforce.processes import (
     AGENT,
     DRAINING,
@@ -54,7 +55,7 @@ class Fleet(Roster):
         spares: number of spares to keep.
         workers_per_pod: number of workers with neighbouring slots that share a pod.
         worker_module: module of workers, run with ``python -m``.
-        is_scheduled: processes are scheduled by a cluster and may stay pending.
+        is_scheduled: processes run in pods, which a cluster schedules and which may stay pending.
         name: name of the fleet, kept across restarts of the master.
         agents: the agents that start the workers of a script; None if the master starts the
             workers.
@@ -85,6 +86,7 @@ class Fleet(Roster):
         self.spares = Spares(spares)
         self.name = name
         self.starts = Starts(is_scheduled=is_scheduled, workers_per_pod=workers_per_pod)
+        self._idle_pods = IdlePods()
         self._deaths = Deaths()
         self._leave_by: float | None = None  # once the job is over
         self._at_once = False  # everything stops when the job is over
@@ -218,6 +220,17 @@ class Fleet(Roster):
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
         """Record the exit of a process. Returns the event that follows, if any."""
         process = self[exit.role, exit.id]
+        event = self._consequence(process, exit, now, log=log)
+        if exit.pod_lives:
+            crashed = not (exit.was_terminated or exit.was_taken or exit.code == 0)
+            replaced = isinstance(event, Gone) and not event.expected
+            avoided = exit.node in self.starts.machines.avoided(now)
+            self._idle_pods.add(process, reuse=crashed and replaced and not avoided)
+        return event
+
+    def _consequence(
+        self, process: Process, exit: ProcessExit, now: float, *, log: str
+    ) -> Gone | Failure | Note | None:
         was = process.ended(exit, over=self._over)
         text = f"{process.name} {exit.how}"
         named = f"{text}; its log is {log}"
@@ -268,7 +281,9 @@ class Fleet(Roster):
             actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         if not self._retired:
             actions += self._fit(now) if self.agents is None else self._fit_agents(now, self.agents)
-        return actions
+        awaited = () if self._retired or now >= self._deaths.start_after else ("worker", AGENT)
+        idle = self._idle_pods.unused(awaited)
+        return [*actions, *(Stop(process.role, process.id, 0.0) for process in idle)]
 
     def _due_at_end(self, now: float) -> list[Process]:
         assert self._leave_by is not None
@@ -291,11 +306,16 @@ class Fleet(Roster):
         return Stop(process.role, process.id, 0.0 if process.lost else grace_s)
 
     def _start(
-        self, kind: type[P], module: str, words: Sequence[str], now: float, slot: int = -1
+        self,
+        kind: type[P],
+        module: str,
+        words: Sequence[str],
+        now: float,
+        *,
+        slot: int = -1,
+        pod: str = "",
     ) -> tuple[P, Start]:
-        process, start = self.starts.make(
-            kind, module, words, now, slot=slot, staying=self._staying()
-        )
+        process, start = self.starts.make(kind, module, words, now, slot=slot, pod=pod)
         self.add(process)
         return process, start
 
@@ -308,7 +328,10 @@ class Fleet(Roster):
             successor=self.servers.has_copy(shard),
         )
         words = ["--id", str(self.starts.next_id("ps")), *words]
-        server, start = self._start(ServerProcess, self.server_command.module, words, now)
+        last = self._idle_pods.take("ps", shard)
+        slot, pod = (last.slot, last.pod) if last is not None else (-1, "")
+        module = self.server_command.module
+        server, start = self._start(ServerProcess, module, words, now, slot=slot, pod=pod)
         self.servers.take(server, shard)
         process = self.future_server(now) if shard in self.servers.from_workers else None
         if process is None:
@@ -334,21 +357,25 @@ class Fleet(Roster):
         missing = max(0, wanted - len(workers))
         if len(staying) >= wanted:
             more = self.spares.missing(len(self.alive("spare")), staying, now)
-            return [self._start_worker(SpareProcess, now) for _ in range(more)]
+            slots = free_slots(more, self.alive())
+            return [self._start_worker(SpareProcess, now, slot=slot) for slot in slots]
         while missing > 0 and (taken := self.spares.take(self.alive("spare"), now)) is not None:
             self.put(taken)
             missing -= 1
         missing *= now >= self._deaths.start_after
-        slots = free_slots(missing, self.alive("worker"))
+        slots = free_slots(missing, self.alive())
         return [self._start_worker(WorkerProcess, now, slot=slot) for slot in slots]
 
     def _start_worker(
-        self, kind: type[WorkerProcess | SpareProcess], now: float, *, slot: int = -1
+        self, kind: type[WorkerProcess | SpareProcess], now: float, *, slot: int
     ) -> Start:
         id = self.starts.next_id("worker")
         words = ["--job", self.server_command.job, "--id", str(id)]
         words += ["--spare"] * (kind is SpareProcess)
-        return self._start(kind, self._worker_module, words, now, slot)[1]
+        last = self._idle_pods.take("worker", slot)
+        neighbours = self.starts.pod_of_neighbours(slot, self._staying())
+        pod = last.pod if last is not None else neighbours
+        return self._start(kind, self._worker_module, words, now, slot=slot, pod=pod)[1]
 
     def _fit_agents(self, now: float, wanted: AgentPods) -> Sequence[Action]:
         agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]
@@ -356,12 +383,15 @@ class Fleet(Roster):
         for process in self.starts.beyond(wanted.agents, staying):
             process.retire(now, by=now)
         # Leaving agents count until they exit, so the maximum is never exceeded.
-        missing = wanted.agents - len(agents) if wanted.replaces else 0
+        missing = max(0, wanted.agents - len(agents)) if wanted.replaces else 0
         missing *= now >= self._deaths.start_after
-        return [
-            self._start(AgentProcess, "torch_edl.cli", wanted.agent_args, now, slot)[1]
-            for slot in free_slots(max(0, missing), agents)
-        ]
+        return [self._start_agent(wanted, now, slot) for slot in free_slots(missing, agents)]
+
+    def _start_agent(self, wanted: AgentPods, now: float, slot: int) -> Start:
+        last = self._idle_pods.take(AGENT, slot)
+        pod = last.pod if last is not None else ""
+        words = wanted.agent_args
+        return self._start(AgentProcess, "torch_edl.cli", words, now, slot=slot, pod=pod)[1]
 
     # ---- a restart of the master ----
 

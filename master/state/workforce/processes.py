@@ -66,8 +66,8 @@ class Process:
     """True if no machine has room for the process."""
     slot: int = -1
     """Slot of the process, the lowest that was free; -1 if it has none."""
-    pod: int = -1
-    """Id of the worker for which the shared pod was made; -1 if the pod is not shared."""
+    pod: str = ""
+    """Pod of the process, see :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
 
     def __post_init__(self) -> None:
         self._changed: Callable[[], None] = lambda: None
@@ -280,7 +280,7 @@ class ServerProcess(_HeardProcess):
         process.exits(f"became {self.name}")
         self.was_worker, self.started_as = True, f"{process.role}-{process.id}"
         self.pid, self.node = process.pid, process.node
-        self.pod = process.pod
+        self.pod, self.slot = process.pod, process.slot
         self.enter(STARTING)
 
 

@@ -99,7 +99,7 @@ class Starts:
     Slots are numbers from 0 on; a new process takes the lowest free one.
 
     Args:
-        is_scheduled: processes are scheduled by a cluster and may stay pending.
+        is_scheduled: processes run in pods, which a cluster schedules and which may stay pending.
         workers_per_pod: number of neighbouring slots that share a pod.
     """
 
@@ -124,13 +124,16 @@ class Starts:
         now: float,
         *,
         slot: int = -1,
-        staying: Iterable[Process] = (),
+        pod: str = "",
     ) -> tuple[P, Start]:
-        """Return a new process, and the action that starts it. The process may share a pod of those
-        that stay."""
+        """Return a new process, and the action that starts it.
+
+        Args:
+            pod: existing pod in which the process starts; empty: a pod is created on a cluster.
+        """
         id = self.next_id(kind.role)
         self._next_id[kind.role] = id + 1
-        pod = self._pod(slot, id, staying)
+        pod = pod or (f"{kind.role}-{id}" if self.is_scheduled else "")
         spec = ProcessSpec(
             role=kind.role,
             id=id,
@@ -144,13 +147,11 @@ class Starts:
         process = kind(id, state=self._first_state, started_at=now, slot=slot, pod=pod)
         return process, Start(spec)
 
-    def _pod(self, slot: int, id: int, staying: Iterable[Process]) -> int:
-        """Return the pod of a neighbour that stays, or a new one; -1 if pods are not shared. A pod
+    def pod_of_neighbours(self, slot: int, staying: Iterable[Process]) -> str:
+        """Return the pod of the workers that stay next to a slot; empty if there are none. A pod
         ends once all its processes leave."""
-        if self._per_pod == 1 or slot < 0:
-            return -1
         neighbours = slot // self._per_pod
-        return next((p.pod for p in staying if p.slot // self._per_pod == neighbours), id)
+        return next((p.pod for p in staying if p.slot // self._per_pod == neighbours), "")
 
     def beyond(self, wanted: int, staying: Sequence[P]) -> list[P]:
         """Return the processes to retire if ``wanted`` stay: pending ones first, then the newest;

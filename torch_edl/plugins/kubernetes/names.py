@@ -19,8 +19,6 @@ DOMAIN = "torch-edl.dev"
 JOB = f"{DOMAIN}/job"
 ROLE = f"{DOMAIN}/role"
 ID = f"{DOMAIN}/id"
-SHARED = f"{DOMAIN}/shared"
-"""Label of a pod of several workers; each line of its log begins with the name of the worker."""
 INCARNATION = f"{DOMAIN}/incarnation"
 """Label with the incarnation of the job's state. A master that lost the state starts a new
 incarnation, and pods of earlier ones are not part of the job."""

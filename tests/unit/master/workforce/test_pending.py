@@ -1,7 +1,8 @@
-"""Processes that are asked for, and run when a machine has room; workers that share pods."""
+"""Processes that are asked for, and run when a machine has room; pods and their processes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from master.state.actions import Become, Start
 from master.state.workforce.starts import Machines
 from tests.unit.master.world import NO_ROOM, World
-from torch_edl.processes.launcher import ProcessExit, ProcessRefused
+from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessSpec
 
 
 def world(workers: int = 2, **options: Any) -> World:
@@ -264,16 +265,20 @@ def everybody_runs(w: World) -> None:
 
 
 def pods(w: World, seconds: float = 0.0) -> list[tuple[int, int]]:
-    """Let time pass. Returns (number, pod) of each worker that starts."""
+    """Let time pass. Returns (number, number of the pod) of each worker that starts."""
     before = len(w.started)
     w.tick(seconds)
-    return [(spec.id, spec.pod) for spec in w.started[before:]]
+    return numbers(w.started[before:])
+
+
+def numbers(specs: Sequence[ProcessSpec]) -> list[tuple[int, int]]:
+    return [(spec.id, int(spec.pod.removeprefix("worker-"))) for spec in specs]
 
 
 def test_the_last_pod_has_what_is_left() -> None:
-    for per_pod, found in ((2, [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]), (1, [(0, -1), (1, -1)])):
+    for per_pod, found in ((2, [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]), (1, [(0, 0), (1, 1)])):
         w = shared(len(found), per_pod)
-        assert [(spec.id, spec.pod) for spec in w.started] == found
+        assert numbers(w.started) == found
 
 
 def test_a_worker_that_is_lost_is_replaced_in_its_pod_also_by_the_next_master() -> None:
@@ -328,3 +333,77 @@ def test_a_pod_that_leaves_takes_nobody_in() -> None:
     w.exit("worker", 1, code=0)
     w.fleet.workers_wanted = 2
     assert pods(w) == [(2, 2)]
+
+
+# ---- idle pods ----
+
+
+def crash(w: World, role: str, id: int, *, node: str = "") -> list[tuple[str, str]]:
+    """Let a process fail while its pod lives. Returns (name, pod) of what starts next."""
+    before = len(w.started)
+    w.exit(role, id, code=1, node=node, blames_node=bool(node), pod_lives=True)
+    w.tick()
+    return [(spec.name, spec.pod) for spec in w.started[before:]]
+
+
+def released(w: World) -> list[str]:
+    return [f"{stop.role}-{stop.id}" for stop in w.stopped]
+
+
+def test_a_process_that_crashes_is_replaced_in_its_pod() -> None:
+    w = shared(2, per_pod=1)
+    assert crash(w, "worker", 1) == [("worker-2", "worker-1")]
+    everybody_runs(w)
+    assert w.started[-1].slot == 1
+    # The next crash has to wait, and the pod with it.
+    assert crash(w, "worker", 2) == []
+    assert pods(w, 0.5) == [(3, 1)]
+    assert released(w) == []
+    # A pod that is taken away is replaced by another one.
+    w.taken("worker", 3)
+    assert pods(w, 10) == [(4, 4)]
+
+
+def test_a_server_that_crashes_is_replaced_in_its_pod() -> None:
+    w = world(1, strategy="ps", servers=2, durability={"mode": "journal"})
+    everybody_runs(w)
+    w.report_model(0)
+    w.tick()
+    assert crash(w, "ps", 1) == [("ps-2", "ps-1")]
+    assert crash(w, "ps", 2) == [("ps-3", "ps-1")]
+    w.taken("ps", 3)
+    w.tick()
+    assert w.started[-1].pod == "ps-4"
+    assert released(w) == []
+
+
+def test_a_pod_ends_if_nothing_is_to_start_in_it() -> None:
+    w = shared(3, per_pod=1)
+    w.exit("worker", 2, code=143, pod_lives=True)  # asked to leave, by somebody else
+    assert pods(w) == [(3, 3)]
+    assert released(w) == ["worker-2"]
+    w.fleet.workers_wanted = 2
+    everybody_runs(w)
+    w.tick()
+    assert crash(w, "worker", 1) == []
+    assert released(w) == ["worker-2", "worker-1"]
+
+
+def test_a_machine_that_is_avoided_gets_no_successor() -> None:
+    w = shared(1, per_pod=1)
+    for id in range(2):
+        w.fleet.trained(id)
+        assert crash(w, "worker", id, node="bad") == [(f"worker-{id + 1}", "worker-0")]
+        everybody_runs(w)
+    w.fleet.trained(2)
+    assert crash(w, "worker", 2, node="bad") == [("worker-3", "worker-3")]
+    assert w.started[-1].avoid == ("bad",)
+    assert released(w) == ["worker-2"]
+
+
+def test_the_next_master_knows_no_idle_pods() -> None:
+    w = shared(1, per_pod=1)
+    w.exit("worker", 0, code=1, pod_lives=True)
+    after = w.restart()
+    after.tick()
+    assert [(spec.id, spec.pod) for spec in after.started] == [(1, "worker-1")]

@@ -116,11 +116,12 @@ def test_a_master_that_has_ended_well_is_not_started_again(api: Api) -> None:
     assert found.state(found.master_pod()) == ("finished", "")
 
 
-def test_a_line_of_a_shared_pod_begins_with_its_worker() -> None:
-    alone = PodState(name="p", uid="u", role="worker", id=3)
-    shared = PodState(name="p", uid="u", role="worker", id=3, shared=True)
+def test_a_line_of_a_pod_begins_with_its_process() -> None:
+    master = PodState(name="p", uid="u", role="master", id=0)
+    pod = PodState(name="p", uid="u", role="worker", id=3)
     line = b"worker-4: worker-5: loss 0.1"
-    assert logs.by_process(alone, line) == ("worker-3", line)
-    assert logs.by_process(shared, line) == ("worker-4", b"worker-5: loss 0.1")
-    for own in (b"12:00:00.000 pod-3 ERROR gone", b"worker-x: a"):
-        assert logs.by_process(shared, own) == ("worker-3", own)
+    assert logs.by_process(master, line) == ("master-0", line)
+    assert logs.by_process(pod, line) == ("worker-4", b"worker-5: loss 0.1")
+    assert logs.by_process(pod, b"ps-0: worker-5: loss") == ("ps-0", b"worker-5: loss")
+    for own in (b"12:00:00.000 node-0 ERROR gone", b"worker-x: a"):
+        assert logs.by_process(pod, own) == ("worker-3", own)

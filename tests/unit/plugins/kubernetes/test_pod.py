@@ -80,11 +80,10 @@ def test_the_token_is_in_no_manifest() -> None:
     }
 
 
-def test_a_process_knows_its_address_its_name_and_its_master() -> None:
+def test_a_process_knows_its_address_and_its_master() -> None:
     found = variables(made())
     assert found["GRPC_VERBOSITY"]["value"] == "ERROR"
     assert found["TORCH_EDL_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert found["TORCH_EDL_PROCESS"]["value"] == "worker-3"
     assert found["TORCH_EDL_MASTER"]["value"] == "ctr-master.ml.svc:29400"
 
 

@@ -53,14 +53,12 @@ class ClusterFollower:
 
     Args:
         leaves: True: Ctrl-C leaves the job running. False: Ctrl-C stops the job, as on one machine.
-        shared: True if a pod may run several workers.
     """
 
     job: ClusterJob
     display: Display
     signals: StopSignals
     leaves: bool
-    shared: bool = False
     _watch: PodWatch = field(init=False)
     _connection: MasterConnection | None = None
     _status: MasterStatus = field(init=False)
@@ -262,7 +260,6 @@ class ClusterFollower:
                 uid=name,
                 role=process.role,
                 id=process.id,
-                shared=self.shared,
                 running=True,
             )
             self._output.saw(pod, tail=tail)

@@ -20,13 +20,13 @@ from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ClusterError, MissingError, NoAnswerError
 from torch_edl.plugins.kubernetes.cluster.pod_state import PodState
 from torch_edl.plugins.kubernetes.cluster.watch import PodWatch
-from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.wire import master_pb2 as pb
 
 # Number of lines that may wait for the reader; then the log streams block.
 _LINES = 10_000
 _PUT_S = 0.5
-_NAMED = re.compile(rb"(worker-\d+): (.*)", re.DOTALL)
+_NAMED = re.compile(rb"((?:worker|ps|agent)-\d+): (.*)", re.DOTALL)
+_MASTER = "master"
 
 _EVENTS = "events"
 _LOOK_S = 1.0
@@ -35,8 +35,9 @@ _LISTED_S = 10.0
 
 
 def by_process(pod: PodState, line: bytes) -> tuple[str, bytes]:
-    """Return the name of the process that wrote a line of a pod's log, and its text."""
-    found = _NAMED.fullmatch(line) if pod.shared else None
+    """Return the name of the process that wrote a line of a pod's log, and its text. Lines of the
+    node count as those of the process for which the pod was created."""
+    found = _NAMED.fullmatch(line) if pod.role != _MASTER else None
     return (found[1].decode(), found[2]) if found else (f"{pod.role}-{pod.id}", line)
 
 
@@ -105,7 +106,7 @@ class PodOutput:
                 return
 
 
-_ROLES = ("master", "ps", "worker", "spare", "agent")
+_ROLES = (_MASTER, "ps", "worker", "agent")
 
 
 def read(job: cluster_job.ClusterJob, query: LogQuery, write: Callable[[str, str], None]) -> None:
@@ -123,18 +124,21 @@ class _Logs:
     query: LogQuery
     write: Callable[[str, str], None]
     _events_after: int = 0
+    _has_shown: bool = False
+    """True once a line of a process was shown."""
 
     def show(self) -> None:
         pods = [pod for pod in self.job.pods() if self._is_asked(pod)]
-        if not pods and self.query.role != _EVENTS:
+        for pod in sorted(pods, key=lambda each: (_ROLES.index(each.role), each.id)):
+            self._read(pod)
+        found = self._has_shown if self.query.id is not None else bool(pods)
+        if not found and self.query.role != _EVENTS:
             asked = self.query.role or "any process"
             asked += "" if self.query.id is None else f" {self.query.id}"
             raise UsageError(
-                f"{self.job.name}: there is no pod of {asked}; a log goes with its pod, see "
+                f"{self.job.name}: there is no output of {asked}; a log goes with its pod, see "
                 f"torch-edl status {self.job.name} {self.job.where}"
             )
-        for pod in sorted(pods, key=lambda each: (_ROLES.index(each.role), each.id)):
-            self._read(pod)
         # Events come last because they tell how the job ended, and a terminal shows the last lines.
         self._show_events()
 
@@ -159,33 +163,26 @@ class _Logs:
 
     def _selector(self) -> str:
         """Return the label selector for the wanted pods; :meth:`_is_asked` filters the rest."""
-        wanted, (role, id) = [names.selector(self.job.name)], (self.query.role, self.query.id)
-        if role:
-            wanted.append(f"{names.ROLE}={role}")
-        # A pod of several workers is labelled with the number of its first worker.
-        if id is not None and not (role in ("", "worker") and self._shares_pods()):
-            wanted.append(f"{names.ID}={id}")
-        return ",".join(wanted)
-
-    def _shares_pods(self) -> bool:
-        config = self.job.config()
-        pods: KubernetesConfig = config.platform_config
-        return pods.shares_pods(config)
+        wanted = names.selector(self.job.name)
+        roles = _pod_roles(self.query.role)
+        return f"{wanted},{names.ROLE} in ({','.join(roles)})"
 
     def _is_asked(self, pod: PodState) -> bool:
+        """Return whether the log of a pod may have lines of an asked process. Processes that start
+        later in a pod have higher numbers than that of the first process, or another role."""
         role, id = self.query.role, self.query.id
-        is_asked = id is None or pod.id == id or (pod.shared and pod.id < id)
-        return pod.role in _ROLES and role in ("", pod.role) and is_asked
+        is_asked = id is None or pod.id <= id or pod.role != role
+        return pod.role in _pod_roles(role) and is_asked
 
     def _read(self, pod: PodState) -> None:
         try:
-            # For one worker of a shared pod, ``--tail`` counts the lines of that worker only.
-            of_one = pod.shared and self.query.id is not None
+            # ``--tail`` counts only the lines of asked processes.
+            filtered = self.query.id is not None or self.query.role not in ("", pod.role)
             tail = self.query.tail
             lines = self.job.api.log(
-                pod.name, container=names.CONTAINER, tail=None if of_one else tail
+                pod.name, container=names.CONTAINER, tail=None if filtered else tail
             )
-            if of_one:
+            if filtered:
                 lines = iter(deque((line for line in lines if self._wrote(pod, line)), tail))
             for line in lines:
                 self._show(pod, line)
@@ -214,9 +211,19 @@ class _Logs:
 
     def _wrote(self, pod: PodState, line: bytes) -> bool:
         """Return True if an asked process wrote a line of a pod's log."""
-        return self.query.id is None or by_process(pod, line)[0] == f"{pod.role}-{self.query.id}"
+        role, _, id = by_process(pod, line)[0].rpartition("-")
+        return self.query.role in ("", role) and self.query.id in (None, int(id))
 
     def _show(self, pod: PodState, line: bytes) -> None:
         if self._wrote(pod, line):
+            self._has_shown = True
             name, own = by_process(pod, line)
             self.write(name, own.decode("utf-8", "replace"))
+
+
+def _pod_roles(role: str) -> tuple[str, ...]:
+    """Return the roles of the pods whose logs may have lines of a role; empty: any role. A server
+    may run in the pod of a worker."""
+    if role == "ps":
+        return ("ps", "worker")
+    return (role,) if role else _ROLES

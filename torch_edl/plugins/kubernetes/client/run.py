@@ -225,7 +225,6 @@ def _stay(
             display=display,
             signals=signals,
             leaves=leaves,
-            shared=config.platform_config.shares_pods(config),
         )
         try:
             outcome = attendance.follow(only_start=detach)

@@ -112,8 +112,6 @@ class PodState:
     role: str = ""
     id: int = -1
     """Number of the process for which the pod was created; -1: the label is missing."""
-    shared: bool = False
-    """True for a pod of several workers, see :data:`torch_edl.plugins.kubernetes.names.SHARED`."""
     incarnation: str = ""
     phase: str = "Pending"
     node: str = ""
@@ -170,7 +168,6 @@ def read_pod(manifest: Mapping[str, Any]) -> PodState:
         uid=_text(metadata, "uid"),
         role=_text(labels, names.ROLE),
         id=int(id) if id.isdecimal() else -1,
-        shared=bool(_text(labels, names.SHARED)),
         incarnation=_text(labels, names.INCARNATION),
         phase=_text(status, "phase") or "Pending",
         node=_text(spec, "nodeName"),

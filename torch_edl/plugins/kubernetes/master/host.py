@@ -1,4 +1,4 @@
-"""A master in a pod of Kubernetes, whose processes are pods: its addresses, exit codes and
+"""A master in a pod of Kubernetes, whose nodes are pods: its addresses, exit codes and
 limits."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_edl.plugins.kubernetes.config import KubernetesConfig
 from torch_edl.plugins.kubernetes.master.kept_history import KeptHistory
 from torch_edl.plugins.kubernetes.master.launcher import KubernetesLauncher
 from torch_edl.plugins.kubernetes.master.own_job import OwnJob
-from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
+from torch_edl.plugins.kubernetes.master.pod_nodes import PodNodes
 from torch_edl.plugins.kubernetes.master.state import ConfigMapStore
 from torch_edl.plugins.kubernetes.names import Manifest
 from torch_edl.plugins.kubernetes.objects import final_status, shared_paths
@@ -55,7 +55,7 @@ _THREADS = 4
 
 
 class ClusterHost(Host):
-    """The processes are pods in the namespace of the master's pod.
+    """The processes run in pods in the namespace of the master's pod.
 
     Args:
         env: environment of a pod of the master's Job.
@@ -134,11 +134,13 @@ class ClusterHost(Host):
             self._history.start()
         api = Api.in_cluster(self._namespace)
         pods = KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
-        per_pod = self.workers_per_pod(config)
-        if per_pod == 1:
-            return pods
-        preload = preloaded(config)
-        return SharedPods(pods, per_pod=per_pod, incarnation=incarnation, preload=preload)
+        return PodNodes(
+            pods,
+            slots={"worker": self.workers_per_pod(config)},
+            job=config.name,
+            incarnation=incarnation,
+            preload=preloaded(config),
+        )
 
     def temporary(self, config: JobConfig) -> Path:
         return shared_paths.temporary(config, JobFolder(config.name).dir)

@@ -1,6 +1,8 @@
-"""The processes of a job as pods: :class:`torch_edl.processes.launcher.Launcher` on a cluster.
+"""The pods of a job: creates a pod for each spec, and reports how the pod fares.
 
-A process is one pod. The name of a pod is a function of the job, the role, the id and the
+:class:`torch_edl.plugins.kubernetes.master.pod_nodes.PodNodes` starts the processes in the pods.
+
+The name of a pod is a function of the job, the role, the id and the
 incarnation of the job's state, so a create that is repeated, even after a crash of the master,
 finds the existing pod. Threads make the calls (``cluster/requests.py``) and follow the pods
 (``cluster/watch.py``). These threads only fill a queue, which ``poll`` empties.
@@ -66,11 +68,9 @@ _STOP_ALL_S = 60.0
 @dataclass
 class _Pod:
     role: str
-    """The current role of the process."""
+    """Role of the process for which the pod was created."""
     id: int
     name: str
-    made_for: str
-    """The role of the process for which the pod was created."""
     created_at: float | None = None
     """Time at which the server confirmed that the pod exists; None before."""
     asked: bool = False
@@ -94,7 +94,7 @@ class _Answer:
 
 
 class KubernetesLauncher:
-    """Creates a pod for each process.
+    """Creates a pod for each spec; in events, the process stands for its pod.
 
     Args:
         job: name of the job.
@@ -136,7 +136,7 @@ class KubernetesLauncher:
         """Request a pod."""
         name = names.pod(self._job, spec.role, spec.id, self._incarnation)
         assert name not in self._pods, f"{spec.name} was started before"
-        self._take(_Pod(spec.role, spec.id, name, spec.role))
+        self._take(_Pod(spec.role, spec.id, name))
         manifest = self._manifest(spec)
         assert manifest["metadata"]["name"] == name
         self._follow()
@@ -156,12 +156,11 @@ class KubernetesLauncher:
         )
         there = {pod.name for pod in listed}
         for each in known:
-            role, _, id = (each.started_as or f"{each.role}-{each.id}").partition("-")
-            name = names.pod(self._job, role, int(id), self._incarnation)
+            name = names.pod(self._job, each.role, each.id, self._incarnation)
             if name in there or each.ran:
                 # The first list of the watch reports the pods that do not exist.
-                self._take(_Pod(each.role, each.id, name, role, created_at=time.monotonic()))
-                self._made.add(role)
+                self._take(_Pod(each.role, each.id, name, created_at=time.monotonic()))
+                self._made.add(each.role)
             else:
                 self._untold.append(ProcessNotStarted(role=each.role, id=each.id))
         self._follow()
@@ -205,11 +204,7 @@ class KubernetesLauncher:
             self._requests.hurry(pod.name)
 
     def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Assign another role and id to a process, which stays in the same pod."""
-        name = self._names.get((role, id), "")
-        self._names[to_role, to_id] = name
-        if (pod := self._pods.get(name)) is not None:
-            pod.role, pod.id, pod.told = to_role, to_id, None
+        """Do nothing: a pod keeps its name."""
 
     def stop_all(self, *, grace_s: float) -> None:
         """Delete all pods, and wait until they are gone, for a minute beyond ``grace_s``.
@@ -302,7 +297,7 @@ class KubernetesLauncher:
         if pod is None:
             return []
         if error is None:
-            self._made.add(pod.made_for)
+            self._made.add(pod.role)
             pod.created_at = time.monotonic()
             if pod.asked:
                 self._delete(pod.name, pod.grace_s)
@@ -389,15 +384,14 @@ class KubernetesLauncher:
         return ProcessExit(role=pod.role, id=pod.id, why="its pod was deleted", own_fault=False)
 
     def _stranger(self, state: PodState, *, gone: bool) -> None:
-        """Delete a running pod without a process, such as one of an earlier incarnation."""
+        """Delete a running pod that the master does not know: an idle pod of an earlier master, or
+        a pod of an earlier incarnation."""
         if gone:
             self._deleted.discard(state.name)
         elif not state.ended and state.name not in self._deleted:
             self._deleted.add(state.name)
             if not state.deleting:
-                log.warning(
-                    "pod %s is of an earlier incarnation of the job: deleting it", state.name
-                )
+                log.warning("pod %s has no process of this job: deleting it", state.name)
                 self._delete(state.name, 0.0)
 
     def _tell(self, pod: _Pod, event: ProcessEvent) -> list[ProcessEvent]:

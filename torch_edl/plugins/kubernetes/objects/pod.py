@@ -13,7 +13,6 @@ from torch_edl.config.environment import (
     ENV_HOME,
     ENV_HOST,
     ENV_MASTER_AWAY,
-    ENV_PROCESS,
     ENV_TOKEN,
 )
 from torch_edl.plugins.kubernetes import names
@@ -58,10 +57,10 @@ def process_pod(
     priority_class: str = "",
     avoid: Sequence[str] = (),
 ) -> Manifest:
-    """Return the pod of a worker, a spare, a server or an agent.
+    """Return a pod that is created for a process.
 
     Args:
-        role: ``worker``, ``ps`` or ``agent``.
+        role: role of the process: ``worker``, ``ps`` or ``agent``.
         incarnation: incarnation of the job's state, see
             :data:`torch_edl.plugins.kubernetes.names.INCARNATION`.
         command: command line of the process.
@@ -78,15 +77,12 @@ def process_pod(
     }
     if owner is not None:
         metadata["ownerReferences"] = [owner]
-    if role == "worker" and config.processes_per_pod > 1:
-        metadata["labels"][names.SHARED] = str(config.processes_per_pod)
     spec = pod_spec(
         job,
         config,
         role=role,
         command=command,
         env={
-            ENV_PROCESS: f"{role}-{id}",
             ENV_HOME: f"{names.TMP}/torch-edl",
             ENV_MASTER_AWAY: str(_MASTER_AWAY_S),
             **env,

@@ -1,11 +1,11 @@
-"""Workers that share a pod: here the process of a pod is one of this machine, with real workers."""
+"""Processes in pods: here a pod is a real node on this machine, with real processes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -13,8 +13,15 @@ import pytest
 
 from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.plugins.kubernetes.master.shared_pods import SharedPods
-from torch_edl.processes.launcher import ProcessEvent, ProcessExit, ProcessRuns, ProcessSpec
+from torch_edl.plugins.kubernetes.master.pod_nodes import PodNodes
+from torch_edl.processes.launcher import (
+    Known,
+    ProcessEvent,
+    ProcessExit,
+    ProcessNotStarted,
+    ProcessRuns,
+    ProcessSpec,
+)
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -25,17 +32,25 @@ TOKEN = "token"
 
 
 class Machine(LocalLauncher):
-    """Says that its processes run, as a cluster does."""
+    """Says that its pods run, as a cluster does."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.pids: dict[int, int] = {}
+        self.pids: dict[str, int] = {}
         self._news: list[ProcessEvent] = []
 
     def start(self, spec: ProcessSpec) -> int:
-        pid = self.pids[spec.id] = super().start(spec)
+        pid = self.pids[spec.name] = super().start(spec)
         self._news.append(ProcessRuns(role=spec.role, id=spec.id, node="node-a"))
         return pid
+
+    def adopt(self, known: Sequence[Known]) -> None:
+        """Find the pods of the master before, which are those of this object."""
+        for each in known:
+            if (each.role, each.id) in self._running:
+                self._news.append(ProcessRuns(role=each.role, id=each.id, node="node-a"))
+            else:
+                self._news.append(ProcessNotStarted(role=each.role, id=each.id))
 
     def poll(self) -> list[ProcessEvent]:  # type: ignore[override]
         news, self._news = self._news, []
@@ -43,11 +58,11 @@ class Machine(LocalLauncher):
 
 
 class Job:
-    """A master with a launcher of shared pods."""
+    """A master with a launcher of pods, with room for two workers each."""
 
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(folder)
-        self.launcher = SharedPods(self.machine, per_pod=2, incarnation="new")
+        self.launcher = self.next_launcher()
         self.reports: list[pb.NodeReportRequest] = []
         self.exits: list[ProcessExit] = []
         handlers = {"NodeReport": self._report}
@@ -62,6 +77,11 @@ class Job:
         )
         self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: TOKEN, "PYTHONPATH": PROGRAMS}
 
+    def next_launcher(self, **more: float) -> PodNodes:
+        made = PodNodes(self.machine, slots={"worker": 2}, job="j", incarnation="new", **more)
+        self.launcher = made
+        return made
+
     def _report(
         self, request: pb.NodeReportRequest, context: grpc.ServicerContext
     ) -> pb.NodeReportResponse:
@@ -71,13 +91,13 @@ class Job:
     def report(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
         return self.launcher.nodes.report(request, lambda: True)
 
-    def start(self, id: int, pod: int) -> None:
+    def start(self, id: int, pod: int, *, role: str = "worker", token: str = TOKEN) -> None:
         spec = ProcessSpec(
-            role="worker",
+            role=role,
             id=id,
             module="sleeper",
-            env=self.env,
-            pod=pod,
+            env={**self.env, ENV_TOKEN: token},
+            pod=f"worker-{pod}",
             slot=id,
             args=["--id", str(id)],
         )
@@ -87,7 +107,7 @@ class Job:
         return Path(self.launcher.log_path("worker", pod)).read_text()
 
     def begun(self, *ids: int, pod: int = 0) -> None:
-        self.until(lambda: all(f"worker-{id}: begun {id}\n" in self.log(pod) for id in ids))
+        self.until(lambda: all(f": begun {id}\n" in self.log(pod) for id in ids))
 
     def until(self, what: Callable[[], object]) -> None:
         deadline = time.monotonic() + HANG_S
@@ -102,6 +122,12 @@ class Job:
         found, self.exits = self.exits, []
         assert len(found) == count, found
         return found
+
+    def ended(self, pod: int) -> bool:
+        """Whether a pod has ended by itself, which keeps its log."""
+        self.launcher.poll()
+        path = Path(f"/proc/{self.machine.pids[f'worker-{pod}']}")
+        return not path.exists()
 
     def close(self) -> None:
         self.launcher.stop_all(grace_s=0)
@@ -131,14 +157,14 @@ def test_one_worker_of_a_pod_is_lost_and_replaced_there(job: Job) -> None:
     job.start(0, 0)
     job.start(1, 0)
     job.begun(0, 1)
-    assert list(job.machine.pids) == [0]
+    assert list(job.machine.pids) == ["worker-0"]
     os.kill(pid_of(1), signal.SIGKILL)
     [end] = job.next_exits()
     assert (end.role, end.id, end.signal) == ("worker", 1, 9)
-    assert (end.node, end.blames_node) == ("node-a", True)
+    assert (end.node, end.blames_node, end.pod_lives) == ("node-a", True, True)
     job.start(2, 0)
     job.begun(2)
-    assert list(job.machine.pids) == [0]
+    assert list(job.machine.pids) == ["worker-0"]
     # One of two is stopped, then the other one, and with it the pod.
     job.launcher.stop("worker", 0, grace_s=30.0)
     [end] = job.next_exits()
@@ -156,20 +182,20 @@ def test_a_pod_is_lost_with_all_its_workers_and_counts_once(job: Job) -> None:
     job.start(0, 0)
     job.start(1, 0)
     job.begun(0, 1)
-    os.kill(job.machine.pids[0], signal.SIGKILL)
+    os.kill(job.machine.pids["worker-0"], signal.SIGKILL)
     first, second = job.next_exits(2)
     assert (first.id, first.was_killed) == (0, True)
     assert (second.id, second.was_taken, second.blames_node) == (1, True, False)
     assert second.why == "its pod ended with signal 9"
     # The number of a pod is never used again.
-    assert job.report(pb.NodeReportRequest(node="pod-0", incarnation="new")).leave
+    assert job.report(pb.NodeReportRequest(node="worker-0", incarnation="new")).leave
 
 
 def test_sigterm_of_a_pod_reaches_all_its_workers(job: Job) -> None:
     job.start(0, 0)
     job.start(1, 0)
     job.begun(0, 1)
-    os.kill(job.machine.pids[0], signal.SIGTERM)
+    os.kill(job.machine.pids["worker-0"], signal.SIGTERM)
     ends = job.next_exits(2)
     assert [(end.id, end.was_terminated) for end in ends] == [(0, True), (1, True)]
 
@@ -182,7 +208,7 @@ def test_a_worker_that_hangs_or_is_not_known_is_ended_by_force(job: Job) -> None
     job.launcher.stop("worker", 1, grace_s=0.0)
     [end] = job.next_exits()
     assert (end.id, end.signal) == (1, 9)
-    request = pb.NodeReportRequest(node="pod-0", incarnation="new")
+    request = pb.NodeReportRequest(node="worker-0", incarnation="new")
     for id in (0, 9):
         request.running.add(role="worker", id=id, pid=1)
     answer = job.report(request)
@@ -194,7 +220,7 @@ def test_a_pod_of_an_earlier_incarnation_has_to_leave(job: Job) -> None:
     """A master that lost the state numbers its workers from 0 again."""
     job.start(0, 0)
     job.begun(0)
-    late = pb.NodeReportRequest(node="pod-0", incarnation="old")
+    late = pb.NodeReportRequest(node="worker-0", incarnation="old")
     late.running.add(role="worker", id=7, pid=1)
     late.ended.add(role="worker", id=0, code=1)
     assert job.report(late) == pb.NodeReportResponse(leave=True)
@@ -229,3 +255,104 @@ def test_one_that_never_ran_is_dropped_and_a_server_keeps_its_pod(job: Job) -> N
     os.kill(pid_of(0), signal.SIGKILL)
     [end] = job.next_exits()
     assert (end.role, end.id, end.signal) == ("ps", 5, 9)
+
+
+def test_a_crash_leaves_the_pod_to_a_successor_of_any_role(job: Job) -> None:
+    job.start(0, 0)
+    job.begun(0)
+    os.kill(pid_of(0), signal.SIGKILL)
+    [end] = job.next_exits()
+    assert (end.signal, end.pod_lives) == (9, True)
+    job.start(1, 0)
+    job.begun(1)
+    assert list(job.machine.pids) == ["worker-0"]
+    os.kill(pid_of(1), signal.SIGKILL)
+    [end] = job.next_exits()
+    job.start(7, 0, role="ps")
+    job.begun(7)
+    assert job.launcher.log_path("ps", 7) == job.launcher.log_path("worker", 0)
+    os.kill(pid_of(7), signal.SIGKILL)
+    [end] = job.next_exits()
+    assert (end.role, end.id, end.pod_lives) == ("ps", 7, True)
+    # Nobody follows: the pod ends by itself, and its log stays.
+    job.launcher.stop("ps", 7, grace_s=0.0)
+    job.until(lambda: job.ended(0))
+    assert not job.exits
+    job.start(8, 0)
+    [end] = job.next_exits()
+    assert (end.id, end.was_taken, end.why) == (8, True, "its pod has ended")
+
+
+def test_a_pod_whose_process_was_stopped_ends_by_itself(job: Job) -> None:
+    job.start(0, 0)
+    job.begun(0)
+    job.launcher.stop("worker", 0, grace_s=30.0)
+    [end] = job.next_exits()
+    assert (end.code, end.pod_lives) == (143, False)
+    job.until(lambda: job.ended(0))
+
+
+def test_a_process_waits_until_a_slot_of_its_pod_is_free(job: Job) -> None:
+    job.start(0, 0)
+    job.start(1, 0)
+    job.begun(0, 1)
+    job.start(5, 0, role="ps")
+    job.launcher.stop("worker", 1, grace_s=0.0)
+    [end] = job.next_exits()
+    assert (end.role, end.id) == ("worker", 1)
+    job.begun(5)
+    # One that still waits is stopped at once, and ends with its pod.
+    job.start(6, 0, role="ps")
+    job.start(7, 0, role="ps")
+    job.launcher.stop("ps", 6, grace_s=2.0)
+    [end] = job.next_exits()
+    assert (end.role, end.id, end.was_terminated) == ("ps", 6, True)
+    os.kill(job.machine.pids["worker-0"], signal.SIGKILL)
+    ends = {(end.role, end.id): end.was_taken for end in job.next_exits(3)}
+    assert ends == {("worker", 0): False, ("ps", 5): True, ("ps", 7): True}
+
+
+def test_a_pod_whose_node_never_reports_is_given_up(job: Job) -> None:
+    job.next_launcher(silent_s=0.5)
+    job.env[ENV_MASTER] = "127.0.0.1:9"  # nothing listens there
+    job.start(0, 0)
+    [end] = job.next_exits()
+    assert end.why.startswith("its pod runs but has not reached the master for 0.5 s; see /")
+    assert (end.own_fault, end.blames_node) == (True, True)
+    job.until(lambda: job.ended(0))
+
+
+def test_a_pod_whose_node_hangs_is_given_up(job: Job) -> None:
+    job.start(0, 0)
+    job.begun(0)
+    os.kill(job.machine.pids["worker-0"], signal.SIGSTOP)
+    job.launcher.silent_s = 0.5
+    [end] = job.next_exits()
+    assert (end.why, end.was_taken) == ("its node has not reported for 0.5 s", True)
+    job.until(lambda: job.ended(0))
+
+
+def test_a_node_with_a_wrong_token_fails_and_says_so(job: Job) -> None:
+    job.start(0, 0, token="another")
+    [end] = job.next_exits()
+    assert (end.id, end.code) == (0, 1)
+    assert "the master rejects this node" in job.log()
+
+
+def test_the_next_master_finds_what_runs_and_what_was_never_ordered(job: Job) -> None:
+    job.start(0, 0)
+    job.begun(0)
+    pid = pid_of(0)
+    job.next_launcher()
+    pods = {0: "worker-0", 1: "worker-0", 2: "worker-2"}
+    known = [Known(role="worker", id=id, pod=pod, ran=id == 0) for id, pod in pods.items()]
+    job.launcher.adopt(known)
+    events: list[ProcessEvent] = []
+    job.until(lambda: events.extend(job.launcher.poll()) or len(events) >= 5)
+    never = {each.id for each in events if isinstance(each, ProcessNotStarted)}
+    runs = [(e.id, e.pid) for e in events if isinstance(e, ProcessRuns) and e.pid]
+    assert (never, len(runs), runs[0][0]) == ({1, 2}, 1, 0)
+    assert pid_of(0) == pid
+    job.launcher.stop("worker", 0, grace_s=30.0)
+    [end] = job.next_exits()
+    assert (end.id, end.was_terminated) == (0, True)
