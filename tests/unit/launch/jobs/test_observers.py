@@ -62,11 +62,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     names = "".join(f"{kind.__name__} = {__name__}:{kind.__name__}\n" for kind in kinds)
     install(tmp_path, "watchers", f"[torch_edl.observers]\n{names}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    extensions.installed.cache_clear()
+    extensions.by_group.cache_clear()
     received.clear()
     go_on.clear()
     yield
-    extensions.installed.cache_clear()
+    extensions.by_group.cache_clear()
 
 
 def job(*observe: str, kind: str = "train") -> JobConfig:

@@ -41,11 +41,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     names = "".join(f"{kind.__name__} = {__name__}:{kind.__name__}\n" for kind in (Broken, Known))
     install(tmp_path, "judges", f"[torch_edl.watches]\n{names}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    extensions.installed.cache_clear()
+    extensions.by_group.cache_clear()
     verdicts.clear()
     looked.clear()
     yield
-    extensions.installed.cache_clear()
+    extensions.by_group.cache_clear()
 
 
 def look(w: World, watches: Watches | None = None) -> Watches:
