@@ -1,9 +1,9 @@
-"""From SIGKILL of a worker to the first step of its replacement, with and without a spare.
+"""From SIGKILL of a worker to the first step of its replacement.
 
-A job with two workers trains small steps, on servers or in a ring, until a spare waits. One worker
-is killed. Its replacement is a new process, or the spare. Counted, in seconds after the kill: the
-first step of the replacement, and the next step of the other worker. A model file that imports
-nothing but torch is the best case of a new process: each further library adds to its time.
+Two workers of a job train small steps, on servers or in a ring. One worker is killed, and its node
+forks another one. Counted, in seconds after the kill: the first step of the replacement, and the
+next step of the other worker. A model file that imports nothing but torch is the best case: the
+replacement imports each further library itself.
 
     python benchmarks/replace.py [--strategies ps allreduce] [--repeat 5]
 """
@@ -79,7 +79,7 @@ def callbacks():
 class Job:
     """A running ``torch-edl run`` of the model above."""
 
-    def __init__(self, folder: Path, strategy: str, spares: int) -> None:
+    def __init__(self, folder: Path, strategy: str) -> None:
         self.steps = folder / "steps"
         self.steps.mkdir()
         (folder / "model.py").write_text(MODEL, encoding="utf-8")
@@ -92,14 +92,14 @@ class Job:
         words = [
             sys.executable, "-m", "torch_edl.cli", "run", str(folder / "model.py"),
             "--data", str(data), "--job-name", "replace", "--batch-size", str(BATCH),
-            "--strategy", strategy, "--workers", "2", "--spares", str(spares),
+            "--strategy", strategy, "--workers", "2",
             "--", strategy, str(self.steps),
         ]  # fmt: skip
         with open(self._log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(words, env=env, cwd=ROOT, stdout=log, stderr=log)
 
-    def running(self, role: str) -> list[int]:
-        """Pids of the processes of a role that are there; none while no master answers."""
+    def workers(self) -> list[int]:
+        """Pids of the workers that run; none while no master answers."""
         try:
             where = json.loads(self._where.read_text())
         except (OSError, ValueError):
@@ -111,7 +111,7 @@ class Job:
             return []
         finally:
             stub.close()
-        return [p.pid for p in status.processes if p.role == role and p.state == "running"]
+        return [p.pid for p in status.processes if p.role == "worker" and p.state == "running"]
 
     def acknowledged(self) -> dict[int, list[float]]:
         """Pid of a worker to the times of its steps."""
@@ -136,14 +136,14 @@ class Job:
         self.process.wait(60)
 
 
-def measure(folder: Path, strategy: str, spares: int) -> dict[str, float]:
+def measure(folder: Path, strategy: str) -> dict[str, float]:
     """One run with one kill."""
-    job = Job(folder, strategy, spares)
+    job = Job(folder, strategy)
     try:
-        job.wait_for(lambda: len(job.acknowledged()) == 2 and len(job.running("spare")) == spares)
+        job.wait_for(lambda: len(job.acknowledged()) == 2)
         began = time.time()
         job.wait_for(lambda: all(max(t) > began + 2 for t in job.acknowledged().values()))
-        victim, other = job.running("worker")
+        victim, other = job.workers()
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
         job.wait_for(lambda: len(job.acknowledged()) == 3)
@@ -165,21 +165,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
     for strategy in args.strategies:
-        runs: dict[int, list[dict[str, float]]] = {0: [], 1: []}
+        runs = []
         for _ in range(args.repeat):
-            for spares, found in runs.items():
-                with tempfile.TemporaryDirectory(prefix="replace-") as name:
-                    found.append(measure(Path(name), strategy, spares))
-        new, spare = (statistics.median(r["first_step_s"] for r in runs[n]) for n in (0, 1))
+            with tempfile.TemporaryDirectory(prefix="replace-") as name:
+                runs.append(measure(Path(name), strategy))
         report(
             "replace",
             {
                 "strategy": strategy,
                 "load": os.getloadavg()[0],
-                "runs": {"without": runs[0], "with": runs[1]},
-                "without_spare_s": new,
-                "with_spare_s": spare,
-                "times_faster": round(new / spare, 1),
+                "runs": runs,
+                "first_step_s": statistics.median(run["first_step_s"] for run in runs),
             },
         )
 

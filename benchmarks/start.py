@@ -8,35 +8,45 @@ same process are the least that any start can take (`least_s`), and `of_least` i
 `cpu_s` is the user and system time of all processes of the run; that of a job includes its one
 epoch of 24 steps, and its end.
 
+Then one worker and four workers start on one server. `last_first_s` is the time from the command to
+the first step of the last worker. `mb` is the memory of the workers and of the process that forked
+them after that step: pages that processes share are counted once (Pss).
+
     python benchmarks/start.py [--repeat 5]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from report import ROOT, report
 
 EXAMPLE = ROOT / "examples" / "mnist"
 
-# Notes the time of the first two steps, as the example itself does not.
+# Notes the process and the time of the first two steps, as the example itself does not.
 _NOTE = """
 
 import os, time
 
 class _Note:
+    steps = 0
+
     def on_batch_end(self, step, loss):
-        if step <= 2:
+        self.steps += 1
+        if self.steps <= 2:
             note = os.open(os.environ["START_NOTE"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            os.write(note, b"%.6f\\n" % time.time())
+            os.write(note, b"%d %.6f\\n" % (os.getpid(), time.time()))
             os.close(note)
 
 def callbacks():
@@ -71,10 +81,53 @@ def measure(command: list[str], folder: Path) -> dict[str, float]:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
     ended, after = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    steps = sorted(map(float, note.read_text().split())) if note.exists() else [ended]
+    steps = sorted(when for _, when in notes(note)) or [ended]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     found = {"first_s": steps[0] - began, "cpu_s": cpu}
     return {**found, "step_s": steps[1] - steps[0]} if len(steps) > 1 else found
+
+
+def notes(file: Path) -> list[tuple[int, float]]:
+    """The process and the time of each noted step."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(int(pid), float(when)) for pid, _, when in (line.partition(" ") for line in lines)]
+
+
+def start_workers(command: list[str], folder: Path, count: int) -> dict[str, float]:
+    """Seconds from the start of a command to the first step of the last of its workers, and MB of
+    memory after that step."""
+    note = folder / "note"
+    note.unlink(missing_ok=True)
+    env = {**os.environ, "START_NOTE": str(note), "TORCH_EDL_HOME": str(folder / "home")}
+    began = time.time()
+    job = subprocess.Popen([*command, "--workers", str(count)], env=env, stdout=subprocess.DEVNULL)
+    try:
+        first: dict[int, float] = {}
+        while len(first) < count:
+            if job.poll() is not None:
+                raise SystemExit(f"the job ended after {len(first)} workers had begun")
+            time.sleep(0.02)
+            first = dict(reversed(notes(note)))
+        return {"last_first_s": max(first.values()) - began, "mb": memory(first, str(note))}
+    finally:
+        for _ in range(2):  # at once
+            job.send_signal(signal.SIGTERM)
+        job.wait()
+
+
+def memory(workers: Collection[int], note: str) -> float:
+    """MB of workers and of the process that has forked them, which has the same environment."""
+    total = 0
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            is_worker = folder.name.isdecimal() and int(folder.name) in workers
+            if is_worker or (
+                b"torch_edl.node.fork_server" in (folder / "cmdline").read_bytes()
+                and f"START_NOTE={note}\0".encode() in (folder / "environ").read_bytes()
+            ):
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1e3
 
 
 def main() -> None:
@@ -98,9 +151,13 @@ def main() -> None:
             "local": job,
             "servers": [*job, "--strategy", "ps", "--ps", "2", "--workers", "2"],
         }
+        # Many epochs: the first workers leave tasks to the last one.
+        endless = [*job, "--epochs", "10000", "--strategy", "ps"]
         for _ in range(repeat):
             for part, command in parts.items():
                 runs.setdefault(part, []).append(measure(command, folder))
+            for part, count in (("one", 1), ("four", 4)):
+                runs.setdefault(part, []).append(start_workers(endless, folder, count))
     median = {
         part: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
         for part, found in runs.items()
@@ -110,7 +167,11 @@ def main() -> None:
         {part: round(median[part]["first_s"] / base, 2) for part in ("local", "servers")}
         for base in (least, median["plain"]["first_s"])
     )
+    four_of_one = {
+        key: round(median["four"][key] / value, 2) for key, value in median["one"].items()
+    }
     figures = {"parts": median, "least_s": least, "of_least": of_least, "of_plain": of_plain}
+    figures["four_of_one"] = four_of_one
     report("start", {"repeat": repeat, **figures})
 
 
