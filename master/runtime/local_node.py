@@ -36,10 +36,10 @@ class LocalNode:
 
     Args:
         incarnation: incarnation of the job's state.
-        preload: framework whose workers the node forks; empty: none.
+        preload: framework whose workers the node forks, and what else it imports; empty: none.
     """
 
-    def __init__(self, folder: JobFolder, *, incarnation: str, preload: str = "") -> None:
+    def __init__(self, folder: JobFolder, *, incarnation: str, preload: Sequence[str] = ()) -> None:
         self.nodes = Nodes(incarnation)
         self._folder, self._incarnation, self._preload = folder, incarnation, preload
         self._orders: Orders | None = None
@@ -138,7 +138,7 @@ class LocalNode:
         args = ["--job", self._folder.name, "--name", _NODE, "--incarnation", self._incarnation]
         args += ["--logs", str(self._folder.logs), "--lock", str(self._folder.node_lock)]
         if self._preload:
-            args += ["--preload", self._preload]
+            args += ["--preload", *self._preload]
         node = ProcessSpec(
             role=_NODE,
             id=self._id,

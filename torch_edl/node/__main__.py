@@ -28,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, help="default: the output of this process")
     parser.add_argument("--lock", type=Path, help="file that is locked while this node runs")
     parser.add_argument(
-        "--preload", choices=list(_WORKERS), help="fork the workers of this framework"
+        "--preload",
+        nargs="*",
+        default=[],
+        help="fork the workers of a framework; what follows is passed to their preload()",
     )
     args = parser.parse_args(argv)
     setup_logging("node", 0)
@@ -38,9 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         fcntl.lockf(os.open(args.lock, os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
     wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
     # Started first, so that the fork server imports while this process imports gRPC.
-    children = Children(
-        args.logs or "", job=args.job, forked=_WORKERS.get(args.preload, ""), wakes=wakes
-    )
+    forked = [_WORKERS[args.preload[0]], *args.preload[1:]] if args.preload else []
+    children = Children(args.logs or "", job=args.job, forked=forked, wakes=wakes)
     from torch_edl.node.node import Node
     from torch_edl.wire import services
     from torch_edl.wire.channel import MASTER_AWAY_S, Stub

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -29,18 +29,20 @@ class Children(LocalLauncher):
         log_dir: folder for the log files of the processes; empty: their output goes to the output
             of this process, and each line is prefixed with the name of the process.
         job: name of the job, shown by ``ps``.
-        forked: module whose processes are forked; empty: every process is a new Python process.
+        forked: module whose processes are forked, and the arguments of its ``preload()``; empty:
+            every process is a new Python process.
         wakes: receives an item when the fork server is ready, or cannot be used.
     """
 
     def __init__(
-        self, log_dir: str | Path, *, job: str, forked: str, wakes: SimpleQueue[None]
+        self, log_dir: str | Path, *, job: str, forked: Sequence[str], wakes: SimpleQueue[None]
     ) -> None:
         # Guards _last_lines, which the threads that read the output of the children write.
         self._lock = threading.Lock()
         self._last_lines: dict[str, bytes] = {}
         super().__init__(log_dir, lines=None if log_dir else self._line)
-        self._job, self._forked, self._wakes = job, forked, wakes
+        self._job, self._wakes = job, wakes
+        self._forked, self._preload = (forked[0], forked[1:]) if forked else ("", ())
         self._server: ForkServer | None = None
         if forked:
             # This process becomes the parent of forked processes, and of orphans.
@@ -86,7 +88,11 @@ class Children(LocalLauncher):
 
     def _serve(self) -> None:
         self._server = ForkServer(
-            self._forked, environment(), job=self._job, ready=lambda: self._wakes.put(None)
+            self._forked,
+            *self._preload,
+            env=environment(),
+            job=self._job,
+            ready=lambda: self._wakes.put(None),
         )
 
     def _line(self, name: str, line: bytes) -> None:

@@ -1,9 +1,9 @@
 """The fork server: a process that imports everything that workers need, and then forks them.
 
-    python -m torch_edl.node.fork_server --job NAME --fd FD --module=MODULE
+    python -m torch_edl.node.fork_server --job NAME --fd FD --module=MODULE [ARGS...]
 
-MODULE has a function ``preload()``, which imports everything, and a function ``run()``, which a
-forked process calls with its arguments in ``sys.argv``. FD is one end of a socket pair;
+MODULE has a function ``preload(*ARGS)``, which imports everything, and a function ``run()``, which
+a forked process calls with its arguments in ``sys.argv``. FD is one end of a socket pair;
 :class:`torch_edl.node.forks.ForkServer` has the other end. The server never starts a thread: a lock
 that another thread holds at the moment of a fork would be locked for ever in the child.
 
@@ -41,12 +41,13 @@ def main() -> None:
     parser.add_argument("--job", help="name of the job, shown by ps")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--module", required=True)
+    parser.add_argument("preload", nargs="*")
     args = parser.parse_args()
     module: str = args.module
     link = socket.socket(fileno=args.fd)
     gc.disable()  # imports create no garbage
     program = importlib.import_module(module)
-    program.preload()
+    program.preload(*args.preload)
     if refusal := _refusal():
         _send(link, {"refused": f"after the imports of {module}, {refusal}"})
         return

@@ -30,15 +30,20 @@ class ForkServer:
 
     Args:
         module: the module that forked processes run.
+        preload: arguments of the module's ``preload()``.
         env: environment of the server and of the forked processes; :meth:`fork` adds variables.
         job: name of the job, shown by ``ps``.
         ready: called in another thread when the server has imported everything, or cannot be used.
     """
 
     def __init__(
-        self, module: str, env: Mapping[str, str], *, job: str, ready: Callable[[], None]
+        self,
+        module: str,
+        *preload: str,
+        env: Mapping[str, str],
+        job: str,
+        ready: Callable[[], None],
     ) -> None:
-        self.module = module
         self.is_importing = True
         """True until the server is ready to fork, or cannot be used."""
         self.is_usable = False
@@ -47,7 +52,7 @@ class ForkServer:
         fd = theirs.fileno()
         command = [sys.executable, "-P", "-m", "torch_edl.node.fork_server"]
         # One word: whoever looks for processes of the module by that word does not find the server.
-        command += ["--job", job, "--fd", str(fd), f"--module={module}"]
+        command += ["--job", job, "--fd", str(fd), f"--module={module}", *preload]
         with theirs:
             self._process = subprocess.Popen(
                 exec_child.words(command),

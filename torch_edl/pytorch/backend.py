@@ -21,6 +21,7 @@ class _PyTorch(Backend):
     exports = (".pt", ".pth", ".safetensors")
 
     def warm_up(self) -> None:
+        from torch_edl.pytorch import contract, model_file  # noqa: F401 - they import torch
         from torch_edl.pytorch.torch_internals import import_compiler
 
         import_compiler()

@@ -9,9 +9,10 @@ them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
-import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from torch_edl import _core
 from torch_edl.config import extensions
+from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.data.sources.opening import file_type
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
@@ -36,6 +39,7 @@ from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
 from torch_edl.processes.this_process import become, configure_torch, expendable, setup_logging
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
+from torch_edl.wire.security.credentials import identity
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
@@ -43,6 +47,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Modules that every worker imports after its registration.
+_OF_EACH_WORKER = (
+    "torch_edl.training.run_file",
+    "torch_edl.training.one_off",
+    "numpy.random",
+)
 # Fraction of the heartbeat timeout after which a worker without heartbeats dumps its stacks.
 _DUMP_AT = 0.7
 
@@ -91,12 +101,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return departure.exit_code if departure.asked.is_set() else code
 
 
-def preload() -> None:
-    """Import what a worker of torch needs. Called in the fork server before it forks workers."""
+def preload(format: str = "") -> None:
+    """Import what a worker of torch needs. Called in the fork server before it forks workers.
+
+    Args:
+        format: format of the data files; empty: unknown.
+    """
     configure_torch()
-    for module in ("torch_edl.training.run_file", "torch_edl.training.one_off", "numpy.random"):
+    for module in _OF_EACH_WORKER:
         importlib.import_module(module)
     named(TORCH).warm_up()
+    # A child could not use the thread of Arrow's second allocator, which is not the default one.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    extensions.by_group()
+    with contextlib.suppress(UsageError):  # the worker reports the error
+        identity(os.environ.get(ENV_TOKEN, ""))
+        if format:
+            file_type(format)
+    if "pyarrow" in sys.modules and importlib.util.find_spec("pandas") is not None:
+        # The first conversion of Arrow data to numpy imports pandas, if that is installed.
+        importlib.import_module("pandas")
 
 
 def run() -> None:

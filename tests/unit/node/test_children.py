@@ -17,7 +17,9 @@ import pytest
 
 from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.node.children import Children
+from torch_edl.node.forks import ForkServer
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
+from torch_edl.processes.local import environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -31,7 +33,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         wakes: SimpleQueue[None] = SimpleQueue()
-        children = Children(tmp_path, job="j", forked="preloaded", wakes=wakes)
+        forked = ["preloaded", "these", "formats"]
+        children = Children(tmp_path, job="j", forked=forked, wakes=wakes)
         made.append(children)
         wakes.get(timeout=HANG_S)
         assert children.is_ready_for("preloaded")
@@ -70,6 +73,7 @@ def test_a_forked_process_is_a_child_like_one_that_was_executed(
     assert [(end.id, end.code) for end in ends(children, 2)] == [(0, 7), (1, 7)]
     first, second = (told(children, id) for id in range(2))
     assert first["args"] == ["one", "two"]
+    assert first["preloaded"] == "these formats"
     assert first["command"] == [sys.executable, "-m", "preloaded", "tell", "one", "two"]
     assert f"PYTHONPATH={PROGRAMS}" in " ".join(first["environment"]), "it stays as it was"
     assert (first["name"], second["name"]) == ("worker-0", "worker-1")
@@ -109,6 +113,27 @@ def test_without_a_usable_server_processes_are_executed(
     assert [(end.id, end.code) for end in ends(children)] == [(1, 0)]
 
 
+@pytest.mark.parametrize("format", ["parquet", "no such format"])
+def test_workers_of_torch_can_be_forked_after_all_their_imports(format: str) -> None:
+    """Neither torch nor Arrow nor pandas leaves a thread, which a forked process would lack."""
+    ready: SimpleQueue[None] = SimpleQueue()
+    server = ForkServer(
+        "torch_edl.training.worker",
+        format,
+        env=environment(),
+        job="j",
+        ready=lambda: ready.put(None),
+    )
+    try:
+        ready.get(timeout=HANG_S)
+        assert server.is_usable
+        mapped = Path(f"/proc/{server.pid}/maps").read_text()
+        assert "libtorch" in mapped
+        assert ("libarrow" in mapped) == (format == "parquet")
+    finally:
+        server.close()
+
+
 def test_a_server_that_is_killed_is_replaced(start: Callable[..., Children]) -> None:
     children = start()
     assert children._server is not None
@@ -128,7 +153,7 @@ NODE = """
     from torch_edl.node.children import Children
     from torch_edl.processes.launcher import ProcessSpec
     wakes = SimpleQueue()
-    children = Children(sys.argv[1], job="j", forked="preloaded", wakes=wakes)
+    children = Children(sys.argv[1], job="j", forked=["preloaded"], wakes=wakes)
     wakes.get()
     pids = [
         children.start(ProcessSpec(role="worker", id=id, module="preloaded", args=["wait"]))

@@ -168,7 +168,7 @@ class Workers:
         self._command = list(command)
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._children = Children("", job=config.run_id, forked="", wakes=wakes)
+        self._children = Children("", job=config.run_id, forked=(), wakes=wakes)
         # By the number with which the worker was started.
         self._running: dict[int, LocalWorker] = {}
         self._started = 0

@@ -56,10 +56,19 @@ def named(package: str) -> Backend:
     return loaded
 
 
-def preloaded(config: JobConfig) -> str:
-    """Return the framework that a node imports to fork the workers of a job; empty if the node is
-    to fork none, since the framework starts threads when it is imported."""
-    return TORCH if config.kind != "script" and package_of(config.model_file) == TORCH else ""
+def preloaded(config: JobConfig) -> list[str]:
+    """Return what a node imports to fork the workers of a job: the framework, and the format of the
+    data files if their names tell it. Empty if the node is to fork none, since the framework starts
+    threads when it is imported."""
+    if config.kind == "script" or package_of(config.model_file) != TORCH:
+        return []
+    # Imported here: the client imports this module.
+    from torch_edl.data.sources.opening import suffix_of
+
+    data = config.data
+    files = (*data.train, *data.eval, *data.predict, "")
+    format = suffix_of(files[0]) if data.format == "auto" else data.format
+    return [TORCH, format] if format else [TORCH]
 
 
 @contextmanager

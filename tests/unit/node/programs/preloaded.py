@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 
-def preload() -> None:
+def preload(*args: str) -> None:
+    os.environ["PRELOADED"] = " ".join(args)
     if os.environ.get("KEEPS_A_THREAD"):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if os.environ.get("CANNOT_IMPORT"):
@@ -28,6 +29,7 @@ def run() -> None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         told = {
             "args": sys.argv[2:],
+            "preloaded": os.environ.get("PRELOADED"),
             "name": os.environ["TORCH_EDL_PROCESS"],
             "main": sys.modules["__main__"].__name__,
             "leads": os.getsid(0) == os.getpid(),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from torch_edl.config import DataConfig, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.training.contract.backends import backend_of, importing, named
+from torch_edl.training.contract.backends import backend_of, importing, named, preloaded
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,25 @@ def test_both_backends_have_the_functions_that_each_job_needs() -> None:
     for package in ("torch", "tensorflow"):
         needed = {name for name, each in named(package).signatures.items() if each.required}
         assert needed == {"model", "loss", "optimizer", "feed"}
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "words"),
+    [
+        ("import torch", DataConfig(train=("a.parquet", "b.csv")), ["torch", "parquet"]),
+        ("import torch", DataConfig(eval=("part-*.csv",)), ["torch", "csv"]),
+        ("import torch", DataConfig(train=("a.txt",), format="csv"), ["torch", "csv"]),
+        ("import torch", DataConfig(train=("folder",)), ["torch"]),
+        ("import torch", DataConfig(), ["torch"]),
+        ("import keras", DataConfig(train=("a.parquet",)), []),
+    ],
+)
+def test_what_a_node_imports_to_fork_workers(
+    text: str, data: DataConfig, words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(text)
+    config = JobConfig(name="j", model_file=str(tmp_path / "model.py"), data=data)
+    assert preloaded(config) == words
 
 
 def test_a_missing_framework_is_named_with_its_extra() -> None:

@@ -77,7 +77,7 @@ class PodNodes:
         slots: number of processes that run at once in a pod, by role; 1 for other roles.
         job: name of the job.
         incarnation: incarnation of the job's state; nodes of another incarnation must leave.
-        preload: framework whose workers the nodes fork; empty: none.
+        preload: framework whose workers the nodes fork, and what else they import; empty: none.
         silent_s: seconds without a report of a node after which its pod is deleted.
     """
 
@@ -88,7 +88,7 @@ class PodNodes:
         slots: Mapping[str, int],
         job: str,
         incarnation: str,
-        preload: str = "",
+        preload: Sequence[str] = (),
         silent_s: float = _SILENT_S,
     ) -> None:
         self.nodes = Nodes(incarnation)
@@ -195,7 +195,7 @@ class PodNodes:
     def _create(self, spec: ProcessSpec) -> _Pod:
         words = ["--job", self._job, "--name", spec.pod, "--incarnation", self._incarnation]
         if self._preload and spec.role == "worker":
-            words += ["--preload", self._preload]
+            words += ["--preload", *self._preload]
         place = spec.slot // self._slots.get(spec.role, 1)
         self._launcher.start(replace(spec, module="torch_edl.node", args=words, slot=place))
         return self._add(spec.pod)
