@@ -2,86 +2,115 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from torch_edl.node import fork_server
+from torch_edl.node.fork_server import ENV_IMPORTS, ENV_LINK
 from torch_edl.processes import exec_child
+from torch_edl.processes.process_group import ChildGroup
 
 log = logging.getLogger(__name__)
 
 # Timeout of one fork, seconds. A fork takes milliseconds.
 _FORK_S = 30.0
 _MOST_BYTES = 1 << 16
+_STARTUP = Path(__file__).with_name("startup")
+
+
+def module_server(module: str, *preload: str, job: str) -> list[str]:
+    """Return the command line of the fork server of a module of ours.
+
+    Args:
+        preload: arguments of the module's ``preload()``.
+        job: name of the job, shown by ``ps``.
+    """
+    # One word: whoever looks for processes of the module by that word does not find the server.
+    words = ["--job", job, f"--module={module}", *preload]
+    return [sys.executable, "-P", "-m", fork_server.__name__, *words]
 
 
 class ForkServer:
-    """A process that forks processes of one module, see :mod:`torch_edl.node.fork_server`.
+    """A process that forks processes of one program, see :mod:`torch_edl.node.fork_server`.
 
     Must be created in the main thread: the kernel kills the server when the thread that started it
     ends.
 
     Args:
-        module: the module that forked processes run.
-        preload: arguments of the module's ``preload()``.
-        env: environment of the server and of the forked processes; :meth:`fork` adds variables.
-        job: name of the job, shown by ``ps``.
+        command: the command line of the server.
+        env: environment of the server.
+        imports: modules that the server of a script imports; empty for a module of ours, which
+            knows them.
         ready: called in another thread when the server has imported everything, or cannot be used.
     """
 
     def __init__(
         self,
-        module: str,
-        *preload: str,
+        command: Sequence[str],
         env: Mapping[str, str],
-        job: str,
+        *,
+        imports: Sequence[str] = (),
         ready: Callable[[], None],
     ) -> None:
         self.is_importing = True
         """True until the server is ready to fork, or cannot be used."""
         self.is_usable = False
         """True while the server can fork."""
+        # The server of a script cannot tell an empty PYTHONPATH from none.
+        self.env = {name: env[name] for name in env if env[name] or name != "PYTHONPATH"}
+        """Environment of the server, without the variables that only the server needs."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = theirs.fileno()
-        command = [sys.executable, "-P", "-m", "torch_edl.node.fork_server"]
-        # One word: whoever looks for processes of the module by that word does not find the server.
-        command += ["--job", job, "--fd", str(fd), f"--module={module}", *preload]
-        with theirs:
-            self._process = subprocess.Popen(
-                exec_child.words(command),
-                stdin=subprocess.DEVNULL,
+        own = {**env, ENV_LINK: str(fd)}
+        if imports:
+            path = [str(_STARTUP), *filter(None, [env.get("PYTHONPATH")])]
+            own |= {ENV_IMPORTS: " ".join(imports), "PYTHONPATH": os.pathsep.join(path)}
+        with theirs, contextlib.ExitStack() as files:
+            output = files.enter_context(tempfile.TemporaryFile()) if imports else None
+            process = subprocess.Popen(
+                exec_child.words(list(command)),
+                # A process of a script inherits stdin. What its server writes is not shown.
+                stdin=None if imports else subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 pass_fds=[fd],
-                env=dict(env),
+                env=own,
             )
-        self._ready = ready
+        self._leader = ChildGroup(process)
+        self._ready, self._is_of_script = ready, bool(imports)
         threading.Thread(target=self._await_imports, name="imports", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Process id of the server."""
-        return self._process.pid
+        return self._leader.pid
 
-    def fork(self, args: Sequence[str], env: Mapping[str, str], output: int) -> int:
-        """Fork a process with these arguments and additional variables; return its pid.
+    def fork(self, args: Sequence[str], env: Mapping[str, str], stdout: int, stderr: int) -> int:
+        """Fork a process with these arguments and this environment; return its pid.
 
-        The process is a child of this one, leads its own session, writes to the file descriptor
-        ``output``, and gets SIGKILL when this process ends.
+        The process is a child of this one, leads its own session, writes to the two file
+        descriptors, and gets SIGKILL when this process ends.
 
         Raises:
             OSError: the server cannot fork. A server that does not answer is killed.
         """
-        message = json.dumps({"args": list(args), "env": dict(env)}).encode()
+        added = {name: value for name, value in env.items() if self.env.get(name) != value}
+        unset = sorted(self.env.keys() - env.keys())
+        message = json.dumps({"args": list(args), "env": added, "unset": unset}).encode()
         try:
             self._link.settimeout(_FORK_S)
-            socket.send_fds(self._link, [message], [output])
+            socket.send_fds(self._link, [message], [stdout, stderr])
             answer = self._receive()
         except OSError:
             self.close()
@@ -93,9 +122,7 @@ class ForkServer:
     def close(self) -> None:
         """Kill the server; forked processes continue."""
         self.is_importing = self.is_usable = False
-        if self._process.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        self._leader.end()
         self._link.close()
 
     def _await_imports(self) -> None:
@@ -104,7 +131,8 @@ class ForkServer:
         except OSError as error:
             answer = {"refused": str(error)}
         if "refused" in answer and self.is_importing:
-            log.warning("workers are started without a fork server: %s", answer["refused"])
+            level = logging.DEBUG if self._is_of_script else logging.WARNING
+            log.log(level, "workers are started without a fork server: %s", answer["refused"])
         self.is_usable = self.is_importing and "ready" in answer
         self.is_importing = False
         self._ready()

@@ -15,7 +15,7 @@ import grpc
 
 from torch_edl.node.children import Children
 from torch_edl.node.orders import Key, spec_of
-from torch_edl.processes.launcher import ProcessExit
+from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import REFUSED, Stub
@@ -26,8 +26,6 @@ _AGAIN_S = 0.5
 _CALL_S = 5.0
 # Seconds within which the end of a process is noticed even if SIGCHLD is missed.
 _POLL_S = 0.5
-# Seconds between two searches for ended orphans, whose parents were killed.
-_REAP_S = 2.0
 # Effectively no limit: a process exits at the end of its own grace period, and the platform that
 # sent SIGTERM to the node kills the node later.
 _GRACE_S = 3600.0
@@ -68,13 +66,12 @@ class Node:
         self._away_s = away_s
         self._version = 0
         self._running: dict[Key, pb.RunningProcess] = {}
-        self._ordered: dict[Key, pb.StartProcess] = {}
+        self._ordered: dict[Key, ProcessSpec] = {}
         """Processes that are about to be started."""
         self._begun: set[Key] = set()
         """All processes that were ever ordered; none of them is started again."""
         self._ended: dict[Key, pb.EndedProcess] = {}
         """Ended processes that the master has not acknowledged."""
-        self._reap_at = 0.0
         self._heard_at = time.monotonic()
         self._leaves = self._rejected = False
         self._drains = False
@@ -122,9 +119,6 @@ class Node:
                 self._wakes.get(timeout=_POLL_S)
 
     def _turn(self, now: float) -> None:
-        if now >= self._reap_at:
-            self._reap_at = now + _REAP_S
-            self._children.reap_orphans()
         for exit in self._children.poll():
             if not self._drains:
                 self._note_end(exit)
@@ -132,10 +126,10 @@ class Node:
             if call.done():
                 del self._calls[waits]
                 self._heed(call, request, waits, now)
-        for key, order in list(self._ordered.items()):
-            if not self._drains and self._children.is_ready_for(order.module):
+        for key, spec in list(self._ordered.items()):
+            if not self._drains and self._children.is_ready_for(spec):
                 del self._ordered[key]
-                self._start(key, order)
+                self._start(spec)
         for waits in (True, False):
             if waits not in self._calls and now >= self._due[waits]:
                 self._call(waits)
@@ -181,17 +175,17 @@ class Node:
             has_program = order.module or order.HasField("command")
             if key not in self._begun and has_program and not self._leaves:
                 self._begun.add(key)
-                self._ordered[key] = order
+                self._ordered[key] = spec_of(order)
 
-    def _start(self, key: Key, order: pb.StartProcess) -> None:
-        (role, id), spec = key, spec_of(order)
+    def _start(self, spec: ProcessSpec) -> None:
+        role, id = spec.role, spec.id
         try:
             pid = self._children.start(spec)
         except OSError as error:
             log.error("%s cannot be started: %s", spec.name, error)
             self._end(pb.EndedProcess(role=role, id=id, not_started=True, why=str(error)))
             return
-        self._running[key] = pb.RunningProcess(role=role, id=id, pid=pid)
+        self._running[role, id] = pb.RunningProcess(role=role, id=id, pid=pid)
         self._due[False] = 0.0
 
     def _stop(self, order: pb.StopProcess) -> None:

@@ -6,8 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ class GroupLeader(ABC):
     def __init__(self, pid: int) -> None:
         self._kill_at: float | None = None
         self.pid = pid
+        _leaders[pid] = self
         self.stopping = False
         """True after :meth:`stop` was called."""
 
@@ -83,6 +84,12 @@ class GroupLeader(ABC):
         """Send SIGKILL to the whole group."""
         self._send(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill the group, and wait for the end of the child."""
+        if self.code is None:
+            self.kill()
+            self._wait()
+
     def kill_overdue(self, now: float) -> bool:
         """Kill the group if the grace of :meth:`stop` has expired; return True if it was killed."""
         if self._kill_at is None or now < self._kill_at:
@@ -97,6 +104,10 @@ class GroupLeader(ABC):
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+# By pid: the children of this process that lead a group, as long as somebody refers to them.
+_leaders: weakref.WeakValueDictionary[int, GroupLeader] = weakref.WeakValueDictionary()
 
 
 class ChildGroup(GroupLeader):
@@ -149,14 +160,15 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def reap_orphans(children: Collection[int]) -> None:
+def reap_orphans() -> None:
     """Reap ended processes that this process did not start, such as those that a killed child had
     forked. Process 1 of a container becomes their parent, and they stay as zombies otherwise.
 
-    Args:
-        children: pids of own children that lead process groups, which are not reaped.
+    Children of this process that lead a group need a :class:`GroupLeader`, and are not reaped.
     """
     own, group = os.getpid(), os.getpgid(0)
+    leaders = (reference() for reference in _leaders.valuerefs())
+    children = {leader.pid for leader in leaders if leader is not None and leader.code is None}
     for entry in _PROC.iterdir():
         # The process may have ended meanwhile.
         with contextlib.suppress(OSError, ValueError):

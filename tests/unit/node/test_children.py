@@ -17,7 +17,7 @@ import pytest
 
 from tests.waiting import HANG_S, is_running, wait_for
 from torch_edl.node.children import Children
-from torch_edl.node.forks import ForkServer
+from torch_edl.node.forks import ForkServer, module_server
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import environment
 
@@ -37,7 +37,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         children = Children(tmp_path, job="j", forked=forked, wakes=wakes)
         made.append(children)
         wakes.get(timeout=HANG_S)
-        assert children.is_ready_for("preloaded")
+        assert children.is_ready
         return children
 
     yield begin
@@ -97,6 +97,8 @@ def test_signals_and_the_end_of_what_it_started(start: Callable[..., Children]) 
     assert [(end.id, end.signal) for end in ends(children, 2)] == [(0, 15), (1, 9)]
     wait_for(lambda: not any(is_running(pid) for pid in forked[:2]), "they end with it")
     assert is_running(forked[2])
+    gone = [Path(f"/proc/{pid}") for pid in forked[:2]]
+    wait_for(lambda: children.poll() == [] and not any(each.exists() for each in gone), "no zombie")
 
 
 @pytest.mark.parametrize("why", ["KEEPS_A_THREAD", "CANNOT_IMPORT"])
@@ -117,13 +119,8 @@ def test_without_a_usable_server_processes_are_executed(
 def test_workers_of_torch_can_be_forked_after_all_their_imports(format: str) -> None:
     """Neither torch nor Arrow nor pandas leaves a thread, which a forked process would lack."""
     ready: SimpleQueue[None] = SimpleQueue()
-    server = ForkServer(
-        "torch_edl.training.worker",
-        format,
-        env=environment(),
-        job="j",
-        ready=lambda: ready.put(None),
-    )
+    command = module_server("torch_edl.training.worker", format, job="j")
+    server = ForkServer(command, environment(), ready=lambda: ready.put(None))
     try:
         ready.get(timeout=HANG_S)
         assert server.is_usable
@@ -142,7 +139,7 @@ def test_a_server_that_is_killed_is_replaced(start: Callable[..., Children]) -> 
     wait_for(lambda: not is_running(first), "its end")
     children.start(spec(0, "tell"))  # executed: it ends well
     assert [end.code for end in ends(children)] == [0]
-    wait_for(lambda: children.is_ready_for("preloaded"), "the next server")
+    wait_for(lambda: children.is_ready, "the next server")
     children.start(spec(1, "tell"))
     assert [end.code for end in ends(children)] == [7]
 

@@ -264,7 +264,7 @@ if pid := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 linux.mount("none", "/", flags=linux.RECURSIVE | linux.PRIVATE)
 linux.mount("proc", "/proc", "proc")
-from torch_edl.processes.process_group import reap_orphans
+from torch_edl.processes.process_group import ChildGroup, reap_orphans
 
 assert os.getpid() == 1
 fork = "import os, signal; os.fork(); print(flush=True); signal.pause()"
@@ -274,12 +274,13 @@ children = [
 ]
 for child in children:
     child.stdout.readline(), child.stdout.readline()
+leader = ChildGroup(children[1])
 os.killpg(children[0].pid, signal.SIGKILL)
 children[0].wait()
 os.killpg(children[1].pid, signal.SIGKILL)
 os.waitid(os.P_PID, children[1].pid, os.WEXITED | os.WNOWAIT)
 while (left := [n for n in os.listdir("/proc") if n.isdecimal()]) != ["1", str(children[1].pid)]:
-    reap_orphans([children[1].pid])
+    reap_orphans()
     time.sleep(0.01)
 assert children[1].wait() == -signal.SIGKILL, "its exit code was not lost"
 """

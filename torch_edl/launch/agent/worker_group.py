@@ -188,7 +188,7 @@ class WorkerGroup:
         # After one worker has completed the script, a new worker would have nothing to do.
         if self._done:
             due &= self._start_at.keys()
-        if not due:
+        if not (due and self.workers.are_ready):
             return False
         for rank in due:
             self._start_at.pop(rank, None)

@@ -168,11 +168,19 @@ class Workers:
         self._command = list(command)
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._children = Children("", job=config.run_id, forked=(), wakes=wakes)
+        # A command that differs by rank, or that numactl runs, cannot be forked.
+        differs = macros.substitute(self._command, "0") != self._command or config.numa_options
+        forked = () if differs else Command(words=self._command, env=env)
+        self._children = Children("", job=config.run_id, forked=forked, wakes=wakes)
         # By the number with which the worker was started.
         self._running: dict[int, LocalWorker] = {}
         self._started = 0
         self._attempt = 0
+
+    @property
+    def are_ready(self) -> bool:
+        """True if workers can be started now: False while their fork server imports torch."""
+        return self._children.is_ready
 
     @property
     def running(self) -> list[LocalWorker]:

@@ -19,6 +19,7 @@ from typing import IO, Any
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.plugins.trackers.run import Run
 from torch_edl.processes import exec_child
+from torch_edl.processes.process_group import ChildGroup
 from torch_edl.processes.signals import describe_exit
 
 _METHODS = ("open", "log", "log_model", "close")
@@ -40,6 +41,7 @@ class RunProcess:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal ends the job, and then the run
         )
+        self._leader = ChildGroup(self._process)
 
     def call(self, method: str, *args: Any) -> Any:
         """Return the result of a method of the run.

@@ -20,6 +20,8 @@ from torch_edl.wire.server import serve
 
 ROOT = Path(__file__).parents[4]
 WORKER = Path(__file__).with_name("programs") / "worker.py"
+FORKED = WORKER.with_name("forked.py")
+STUB = Path(__file__).parents[2] / "node" / "programs" / "stub"
 LATER_S = 100.0
 TOKEN = "0123456789abcdef" * 2
 
@@ -162,24 +164,27 @@ def master() -> Iterator[ScriptedMaster]:
 
 @pytest.fixture
 def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., ForkedAgent]]:
-    """Starts an agent whose master is ours; words are options, ``script`` words for the script."""
+    """Starts an agent whose master is ours; words are options, ``script`` words for the script.
+    A program that is forked imports a torch that takes no time."""
     started: list[ForkedAgent] = []
 
-    def start_agent(*words: str, script: tuple[str, ...] = ()) -> ForkedAgent:
+    def start_agent(
+        *words: str, script: tuple[str, ...] = (), program: Path = WORKER
+    ) -> ForkedAgent:
         folder = tmp_path / "workers"
         folder.mkdir()
         agent = ForkedAgent(
             folder,
             *("--rdzv-endpoint", f"127.0.0.1:{master.port}"),
             *words,
-            str(WORKER),
+            str(program),
             *script,
             env={
                 **os.environ,
                 "TORCH_EDL_HOME": str(tmp_path / "home"),
                 "TORCH_EDL_TOKEN": TOKEN,
                 "WORKER_FOLDER": str(folder),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{STUB}:{ROOT}" if program == FORKED else str(ROOT),
                 "OMP_NUM_THREADS": "1",
             },
         )

@@ -15,7 +15,7 @@ import pytest
 
 from tests.closing_server import ClosingServer
 from tests.memory_group import memory_group
-from tests.unit.launch.agent.conftest import ForkedAgent, ScriptedMaster
+from tests.unit.launch.agent.conftest import FORKED, ForkedAgent, ScriptedMaster
 from tests.waiting import is_running, wait_for
 from torch_edl.launch.agent.workers import grace_s
 from torch_edl.wire import master_pb2 as pb
@@ -70,6 +70,31 @@ def test_a_lost_worker_is_replaced_alone_and_told(start: Start, master: Scripted
         assert set(before) - set(after) == {victim}
         assert after[new]["RANK"] == "1"
         assert after[new]["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
+    agent.end(0)
+    assert agent.finish()[0] == 0
+
+
+def test_workers_are_forked_also_by_a_second_fork_server(start: Start) -> None:
+    agent = start("--nproc-per-node", "2", program=FORKED)
+    (server,) = {int(env["IMPORTED_BY"]) for env in agent.workers(2).values()}
+    replacements = []
+    for without_server in (False, True, False):
+        before = agent.workers(2)
+        if without_server:
+            os.kill(server, signal.SIGKILL)
+            wait_for(lambda: not is_running(server))
+        victim = next(pid for pid, env in before.items() if env["RANK"] == "1")
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda victim=victim: not is_running(victim))
+        after = agent.workers(2)
+        (new,) = after.keys() - before.keys()
+        replacements.append((new, int(after[new]["IMPORTED_BY"])))
+    first, second, third = replacements
+    assert first[1] == server
+    assert second[1] == second[0], "it is executed while there is no server"
+    assert third[1] not in (server, third[0])
+    last = agent.workers(2)[third[0]]
+    assert (last["RANK"], last["TORCHELASTIC_RESTART_COUNT"]) == ("1", "3")
     agent.end(0)
     assert agent.finish()[0] == 0
 

@@ -183,7 +183,7 @@ def test_the_tracebacks_of_two_workers_are_shown_one_after_the_other(tmp_path: P
         for rank in range(2)
     ]
     started: Any = SimpleNamespace(
-        local_ranks=set(), stop=lambda *_, **__: None, start=lambda *_: workers
+        local_ranks=set(), are_ready=True, stop=lambda *_, **__: None, start=lambda *_: workers
     )
     group = WorkerGroup(started, wanted=2, max_restarts=0)
     group.balance(None, grace_s=0.0, now=0.0)  # type: ignore[arg-type]

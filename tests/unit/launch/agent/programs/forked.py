@@ -1,0 +1,8 @@
+"""The script ``worker.py`` after an import of torch, so that the agent forks it."""
+
+import os
+
+import torch
+
+os.environ["IMPORTED_BY"] = str(torch.imported_by)
+import worker  # noqa: F401
