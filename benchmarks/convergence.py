@@ -80,7 +80,7 @@ def train(
                 "--strategy", "ps", "--ps", "2", "--workers", f"1:{workers}", "--seed", str(seed),
                 "--batch-size", str(_BATCH), "--records-per-task", str(8 * _BATCH),
                 "--eval-every", str(records // _BATCH // _EVALUATIONS), "--worker-threads", "1",
-                "--spares", "1", "--", "--lr", str(rate),
+                "--", "--lr", str(rate),
             ],
             stdout=output, stderr=output,
         )  # fmt: skip

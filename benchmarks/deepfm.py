@@ -229,8 +229,6 @@ def run_file(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
         flags = ["--strategy", "ps", "--local-steps", str(local_steps)]
         flags += ["--batch-size", str(args.batch)]
         flags += ["--data", *files, "--summary", str(folder / "summary.json")]
-        # A spare imports torch while others train, which is a part of such a short training only.
-        flags += ["--spares", "0"]
         options = ["--", "--dim", str(DIM), "--hidden", *map(str, HIDDEN)]
         options += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
         return [str(EXAMPLE / "model.py"), *flags], options

@@ -49,7 +49,7 @@ def run(data: Path, options: argparse.Namespace, *, records_tasks: bool) -> dict
         told, summary = folder / "told.json", folder / "summary.json"
         files = map(str, sorted(data.glob("train-*.parquet")))
         words = ["run", str(deepfm_data.EXAMPLE / "model.py"), "--data", *files]
-        words += ["--ps", str(SERVERS), "--workers", str(WORKERS), "--spares", "0"]
+        words += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
         words += ["--batch-size", str(options.batch), "--job-name", "ledger"]
         words += ["--records-per-task", str(options.records_per_task), "--summary", str(summary)]
         words += ["--", "--dim", str(deepfm_data.DIM)]

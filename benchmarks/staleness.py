@@ -39,7 +39,7 @@ def train(
         command = [
             sys.executable, "-m", "torch_edl.cli", "run", str(model),
             "--data", str(data / "train-*.parquet"), "--eval-data", str(data / "eval-*.parquet"),
-            "--ps", "2", "--workers", str(workers), "--spares", "0", "--batch-size", str(BATCH),
+            "--ps", "2", "--workers", str(workers), "--batch-size", str(BATCH),
             "--worker-threads", "1", "--seed", str(seed), "--staleness", str(staleness),
             "--summary", str(summary), "--", optimizer, str(rate),
         ]  # fmt: skip

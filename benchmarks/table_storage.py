@@ -293,7 +293,7 @@ def train(folder: Path, storage: str, limit: int, before: int, words: list[str])
         command = [
             sys.executable, "-m", "torch_edl.cli", "run", str(model),
             "--data", str(folder / "data.parquet"), "--no-shuffle", "--ps", "1", "--workers", "1",
-            "--spares", "0", "--batch-size", str(BATCH), "--staleness", "1", *words,
+            "--batch-size", str(BATCH), "--staleness", "1", *words,
             "--", storage, str(times),
         ]  # fmt: skip
         env = {**os.environ, "TORCH_EDL_HOME": str(home)}

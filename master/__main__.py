@@ -41,7 +41,7 @@ from master.runtime.watching import Watches, export
 from master.state.job.job import ManagedJob
 from master.state.job.restart import after_failure, from_state
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import PENDING, ServerProcess
+from master.state.workforce.processes import PENDING, Spare
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
 from master.state.workforce.workforce import StopRequested
@@ -200,7 +200,7 @@ def _run_once(
         workers=config.cluster.max_workers,
         servers=config.cluster.servers,
         worker_module=worker_module,
-        spares=config.cluster.spares,
+        spares=host.spares(config),
         workers_per_pod=host.workers_per_pod(config),
         is_scheduled=host.asks,
         name=fleet_name,
@@ -380,8 +380,8 @@ def _known(fleet: Fleet) -> list[Known]:
             id=p.id,
             pid=p.pid,
             ran=p.state != PENDING,
-            started_as=p.started_as if isinstance(p, ServerProcess) else "",
             pod=p.pod,
+            idle=isinstance(p, Spare),
         )
         for p in fleet.launched()
     ]

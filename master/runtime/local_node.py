@@ -51,7 +51,6 @@ class LocalNode:
         self._look_at = 0.0
         self._starter = LocalLauncher(folder.logs)
         self._events: list[ProcessEvent] = []
-        self._logs: dict[tuple[str, int], str] = {}  # of processes with a new role
 
     def start(self, spec: ProcessSpec) -> None:
         with self.nodes.changed:
@@ -62,10 +61,6 @@ class LocalNode:
             self.nodes.changed.notify_all()
 
     def adopt(self, known: Sequence[Known]) -> None:
-        for each in known:
-            if each.started_as:
-                role, _, id = each.started_as.partition("-")
-                self._logs[each.role, each.id] = self.log_path(role, int(id))
         if not self._folder.has_node():
             for each in known:
                 why = "its node has ended, and only the node could learn how"
@@ -98,12 +93,6 @@ class LocalNode:
                 self._orders.stop(role, id, grace_s=grace_s, now=time.monotonic())
                 self.nodes.changed.notify_all()
 
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        with self.nodes.changed:
-            if self._orders is not None:
-                self._orders.rename(role, id, to_role, to_id)
-        self._logs[to_role, to_id] = self.log_path(role, id)
-
     def stop_all(self, *, grace_s: float) -> None:
         for role, id in self._members():
             self.stop(role, id, grace_s=grace_s)
@@ -127,7 +116,7 @@ class LocalNode:
         """Leave the node and its processes to the next master."""
 
     def log_path(self, role: str, id: int) -> str:
-        return self._logs.get((role, id)) or str(self._folder.logs / f"{role}-{id}.log")
+        return str(self._folder.logs / f"{role}-{id}.log")
 
     def _members(self) -> list[tuple[str, int]]:
         with self.nodes.changed:

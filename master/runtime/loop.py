@@ -19,7 +19,6 @@ from master.runtime.service import Service
 from master.runtime.store import RENEW_S
 from master.state.actions import (
     Action,
-    Become,
     KeepPlan,
     PlanKept,
     Prune,
@@ -147,8 +146,6 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
             launcher.stop(action.role, action.id, grace_s=action.grace_s)
         case KeepPlan():
             service.apply(PlanKept(action.life, action.end))
-        case Become():
-            launcher.rename("worker", action.worker, "ps", action.server)
         case _:
             effects.submit(action)
 

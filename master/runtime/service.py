@@ -28,7 +28,6 @@ _LEASE_WAIT_S = 2.0
 _READY_S = 5.0
 _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
-_PLACE_WAIT_S = 2.0
 _PART_BYTES = 1 << 20
 _THREADS = 64
 # Each waiting call holds a thread: up to one per server, and a few more, of each worker.
@@ -127,10 +126,7 @@ class Service:
             ),
             "ReleaseTask": now(workers.release_task),
             "FailTask": now(workers.fail_task),
-            # A successor without this knowledge would start a second server for the shard.
-            "Heartbeat": now(
-                workers.heartbeat, keep=lambda _, answer: bool(answer.server_args), notify=False
-            ),
+            "Heartbeat": now(workers.heartbeat, notify=False),
             "ReportSpan": now(workers.report_span, notify=False),
             "LeaveRing": now(workers.leave_ring, keep=True),
             "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
@@ -153,7 +149,6 @@ class Service:
         workers, servers, scripts = worker_calls, server_calls, script_calls
         return {
             "NodeReport": self._node_report,
-            "AwaitPlace": wait(servers.await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse),
             "Register": wait(
                 workers.register, _RING_WAIT_S, partial(pb.RegisterResponse, wait=True)
             ),

@@ -58,16 +58,6 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Become:
-    """Treat the process of a worker as that of a server. The worker receives the order by
-    heartbeat."""
-
-    worker: int
-    server: int
-    """Id of the server process."""
-
-
-@dataclass(frozen=True)
 class KeepPlan:
     """Store the state: tasks were cut from streams and may be leased only once they are stored."""
 
@@ -189,7 +179,7 @@ Effect = (
     | KeepPreprocessing
 )
 """Long-running actions; the thread of :mod:`master.runtime.effects` executes them in order."""
-Action = Start | Stop | Become | KeepPlan | Effect
+Action = Start | Stop | KeepPlan | Effect
 
 
 # ---- events ----

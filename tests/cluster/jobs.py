@@ -34,7 +34,7 @@ JOB = "count"
 RECORDS = 8000
 FLAGS = (
     "--workers", "2", "--ps", "2", "--batch-size", "10", "--records-per-task", "40",
-    "--spares", "0", "--durability", "journal", "--journal-dir", "/data/journals",
+    "--durability", "journal", "--journal-dir", "/data/journals",
     "--state-claim", STATE,
 )  # fmt: skip
 DELAY_S = 1.0

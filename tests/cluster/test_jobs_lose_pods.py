@@ -211,7 +211,7 @@ def test_two_hundred_workers_are_asked_for_and_a_few_fit(
     before = orders.control("calls")
     job = submit(
         4000, "--workers", "1:200", "--ps", "1", "--batch-size", "20", "--worker-resources",
-        "cpu=5", "--spares", "0",
+        "cpu=5",
     )  # fmt: skip
     job.wait_for(lambda: len(namespace.pods(JOB, "worker")) == 200, 200)
     asked_s = time.monotonic() - job.began
@@ -329,6 +329,25 @@ def test_processes_that_crash_are_replaced_in_their_pods(
     assert "ps-2 INFO" in log
     assert "ps-0" not in log
     running.complete()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_spare_pods_take_a_worker_and_a_server(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(RECORDS, *FLAGS, "--spares", "2", "--ps-failover", "worker")
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 4, 200)
+    pods = {name.rpartition("-")[0]: name for name in namespace.running(JOB, "worker")}
+    servers = namespace.running(JOB, "ps")
+    namespace.evict(pods[f"{JOB}-worker-0"])
+    job.wait_for(lambda: job.workers() == [1, 2], 100)
+    assert pods[f"{JOB}-worker-2"] in namespace.running(JOB, "worker")
+    namespace.evict(servers[0])
+    job.wait_for(lambda: "makes room for a server" in job.said(), 100)
+    job.trains_on()
+    assert namespace.running(JOB, "ps") == servers[1:]
+    job.complete()
 
 
 @pytest.mark.slow

@@ -180,21 +180,6 @@ def test_one_that_does_not_heed_it_is_ended_by_force(
     assert {end.id for end in ends(launcher, 2)} == {0, 1}
 
 
-def test_one_that_changes_its_role_ends_in_the_new_one(
-    place: Machine | Pods, launcher: Launcher
-) -> None:
-    if isinstance(place, Pods):
-        pytest.skip("the launcher of pods starts no process")
-    launcher.start(spec(place, 5, POLITE))
-    begun(place, launcher, 5)
-    log = launcher.log_path("worker", 5)
-    launcher.rename("worker", 5, "ps", 2)
-    assert launcher.log_path("ps", 2) == log
-    launcher.stop("ps", 2, grace_s=30.0)
-    [end] = ends(launcher)
-    assert (end.role, end.id) == ("ps", 2)
-
-
 def test_the_next_launcher_takes_over(place: Machine | Pods) -> None:
     first = place.launcher()
     for id in range(2):

@@ -91,7 +91,7 @@ def running(place: Place) -> Iterator[subprocess.Popen[str]]:
     (place / "model.py").write_text(MODEL)
     rows = "\n".join(f"{i / 500},{i / 250}" for i in range(500))
     (place / "line.csv").write_text(f"x,y\n{rows}\n")
-    words = "run model.py --data line.csv --ps 1 --workers 1 --epochs 1000000 --spares 0"
+    words = "run model.py --data line.csv --ps 1 --workers 1 --epochs 1000000"
     more = "--checkpoint-dir steps --job-name line --summary s.json"
     yield place.edl(*words.split(), *more.split())
     place.close()

@@ -289,9 +289,8 @@ def jobs() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture
 def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ModelJob]:
-    """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints. A job has no spares
-    unless a flag says so: they would be among the processes that a test counts. ``data`` holds the
-    numbers below ``records`` in another way than files."""
+    """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints. ``data``
+    holds the numbers below ``records`` in another way than files."""
 
     def start(
         records: int,
@@ -304,7 +303,6 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
     ) -> ModelJob:
         prepare.write(tmp_path, records=records, files=3)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
-        given = ["--spares", "0", *given]
         where = data or str(tmp_path / "data-*.parquet")
         job = ModelJob(tmp_path, name, records, given, delay_s, quorum, where, model)
         return jobs.enter_context(contextlib.closing(job))

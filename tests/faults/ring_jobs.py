@@ -39,7 +39,7 @@ class RingJob(Job):
         data.write_text("n\n" + "".join(f"{n}\n" for n in range(records)))
         command = [
             *EDL, "run", str(model), "--data", str(data), "--job-name", name, "--strategy",
-            "allreduce", "--workers", "1:2", "--spares", "0", "--batch-size", "8", "--no-shuffle",
+            "allreduce", "--workers", "1:2", "--batch-size", "8", "--no-shuffle",
             "--output", str(self._output), "--heartbeat-timeout", "10", *flags,
             "--", str(records), str(self._gate(folder, name)), str(delay_s),
         ]  # fmt: skip

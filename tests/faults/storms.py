@@ -43,7 +43,7 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     least = 2 if durability == "replica" else 1
     servers, workers = chance.randint(least, 5), 3
     flags = ["--workers", str(workers), "--ps", str(servers), "--seed", str(seed)]
-    flags += ["--batch-size", "8", "--records-per-task", "64", "--spares", str(seed % 3)]
+    flags += ["--batch-size", "8", "--records-per-task", "64"]
     flags += ["--wire-dtype", ("fp32", "bf16", "fp16")[seed // 3 % 3]]
     flags += ["--storage-dtype", ("fp32", "int8", "bf16")[seed // 2 % 3]]
     if durability != "checkpoint":

@@ -52,37 +52,3 @@ def test_a_server_that_hangs_is_replaced_and_fenced(start_job: Callable[..., Any
     os.kill(victim, signal.SIGSTOP)
     job.wait_for(lambda: any("declared lost" in e.text for e in job.status().events))
     job.check(rolled_back=0)
-
-
-@pytest.mark.slow
-def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
-    """In the same process, and another worker comes in its place."""
-    job = start_job(RECORDS, *JOURNAL, "--workers", "3", "--ps", "2", "--ps-failover", "worker")
-    job.wait_for(lambda: job.done() > 200 and len(job.pids("worker")) == 3)
-    workers = set(job.pids("worker"))
-    job.kill("ps")
-    job.wait_for(lambda: workers & set(job.pids("ps")))
-    job.wait_for(lambda: len(job.running("ps")) == 2 and len(job.running("worker")) == 3)
-    # Its end is noticed as that of any server.
-    (became,) = workers & set(job.pids("ps"))
-    os.kill(became, signal.SIGKILL)
-    job.wait_for(lambda: became not in job.running("ps") and len(job.running("ps")) == 2)
-    job.check(rolled_back=0)
-    processes = job.summary()["processes"]
-    assert [p["exit"] for p in processes if p["role"] == "worker"].count("became ps-2") == 1
-
-
-@pytest.mark.slow
-def test_the_master_is_killed_while_a_worker_becomes_the_server(
-    start_job: Callable[..., Any],
-) -> None:
-    """The next master has the process as the server that it becomes."""
-    job = start_job(RECORDS, *JOURNAL, "--workers", "3", "--ps", "2", "--ps-failover", "worker")
-    job.wait_for(lambda: job.done() > 200 and len(job.pids("worker")) == 3)
-    (master,) = job.pids("master")
-    job.kill("ps")
-    job.wait_for(lambda: any("becomes ps-2" in e.text for e in job.status().events))
-    os.kill(master, signal.SIGKILL)
-    job.wait_for(lambda: job.pids("master") not in ([], [master]))
-    job.wait_for(lambda: len(job.running("ps")) == 2)
-    job.check(rolled_back=0)

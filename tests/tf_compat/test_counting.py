@@ -36,12 +36,6 @@ def kill_worker(job: ModelJob, number: int) -> None:
     pytest.fail(f"no worker {number}:\n{job.report()}")
 
 
-def spares(job: ModelJob) -> list[int]:
-    """Those that run, as the status tells."""
-    found = job.status().processes
-    return [p.pid for p in found if p.role == "spare" and p.state == "running"]
-
-
 @pytest.mark.slow
 def test_killed_workers_of_a_keras_model(start_job: Callable[..., Any]) -> None:
     job = start_job(RECORDS, *FLAGS, "--workers", "2", model=OURS)
@@ -92,15 +86,14 @@ def test_the_local_worker_of_a_keras_model_is_killed(
 
 
 @pytest.mark.slow
-def test_a_spare_takes_the_place_of_a_worker_of_a_fitted_model(
+def test_a_worker_of_a_fitted_model_is_replaced(
     start_job: Callable[..., Any],
 ) -> None:
     """Updates of 8 minibatches, preprocessing, and outputs of layers in the log."""
-    flags = ["--workers", "2", "--spares", "1", "--local-steps", "8", "--log-layers", "rows"]
+    flags = ["--workers", "2", "--local-steps", "8", "--log-layers", "rows"]
     job = start_job(RECORDS, *FLAGS, *flags, model=FITTED)
-    job.wait_for(lambda: job.done() > 100 and spares(job))
+    job.wait_for(lambda: job.done() > 100)
     kill_worker(job, 1)
-    job.wait_for(lambda: "takes the place of a worker" in job.log.read_text())
     job.go_on()
     job.check()
     assert "rows (8, 2): mean" in job.log.read_text()

@@ -129,12 +129,6 @@ class ClusterConfig(Checked):
         minimum=1,
     )
     max_workers: int = 1
-    spares: int = option(
-        0,
-        "--spares N",
-        "processes that can replace a worker at once (default: 1 from --workers 2 on)",
-        minimum=0,
-    )
     servers: int = job_option(
         1, "--ps, --servers N", "parameter servers, with the strategy ps", minimum=1
     )
@@ -293,10 +287,10 @@ class DurabilityConfig(Checked):
     failover: str = train_option(
         "restart",
         "--ps-failover restart|worker",
-        "replace a server by a new process, or by one of the workers",
+        "on Kubernetes, start the successor of a lost server in a new pod, or in that of a worker",
         choices=("restart", "worker"),
     )
-    """``restart`` also uses a worker if a new process cannot be started."""
+    """``restart`` also uses the pod of a worker if no machine has room for a new pod."""
     store: str = job_option(
         "sqlite", "--store URL", "keep the state in sqlite or etcd://HOST:PORT (etcds: TLS)"
     )

@@ -342,6 +342,11 @@ class Host(ABC):
         """Return the number of workers of a model file that share a pod."""
         return 1
 
+    def spares(self, config: JobConfig) -> int:
+        """Return the number of idle pods to keep, each of which can take the process of a lost
+        pod."""
+        return 0
+
     def agents(self, config: JobConfig) -> dict[str, Any]:
         """Return the agents of a script that the master starts; empty: a user starts them.
 

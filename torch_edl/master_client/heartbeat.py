@@ -191,8 +191,7 @@ class Heartbeat:
 
     The callbacks are called in the heartbeat thread: ``on_broken_ring`` with the number up to which
     rings have lost a member, ``on_servers`` with the incarnation of the newest parameter server,
-    ``on_server_args`` with the arguments of the parameter server that this process must become, and
-    ``on_give_back`` if tasks that this worker has not begun are to be returned to the master.
+    and ``on_give_back`` if tasks that this worker has not begun are to be returned to the master.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -205,7 +204,6 @@ class Heartbeat:
         self.lost = threading.Event()
         self.stopping = threading.Event()
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
-        self.on_server_args: Callable[[list[str]], None] = lambda args: None
         self.on_servers: Callable[[int], None] = lambda newest: None
         self.on_give_back: Callable[[], None] = lambda: None
         self.on_silence: Callable[[], None] = lambda: None
@@ -269,8 +267,6 @@ class Heartbeat:
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:
             self.on_broken_ring(answer.broken_ring)
-        if answer.server_args:
-            self.on_server_args(list(answer.server_args))
         self.on_servers(answer.newest_server)
         if answer.give_back:
             self.on_give_back()

@@ -31,14 +31,11 @@ _WAIT_S = 2.0
 _OVERDUE_S = 15.0
 
 Key = tuple[str, int]
-"""Role and id with which a process was started."""
+"""Role and id of a process."""
 
 
 @dataclass
 class _Member:
-    role: str
-    """The current role of the process; a worker may have become a server."""
-    id: int
     order: pb.StartProcess | None = None
     """None for a process of an earlier master. The node has its order, unless that master died
     before it sent the order."""
@@ -80,34 +77,27 @@ class Orders:
         """Order the start of a process. Its role and id must not have been used before."""
         key = (spec.role, spec.id)
         assert key not in self._members, f"{spec.name} was started before"
-        self._members[key] = _Member(spec.role, spec.id, order_of(spec))
+        self._members[key] = _Member(order_of(spec))
         self.version += 1
 
     def adopt(self, known: Known) -> None:
         """Take over a process that an earlier master has ordered."""
-        role, _, id = (known.started_as or f"{known.role}-{known.id}").partition("-")
-        self._members[role, int(id)] = _Member(known.role, known.id, sent=True, pid=known.pid)
+        self._members[known.role, known.id] = _Member(sent=True, pid=known.pid)
 
     def stop(self, role: str, id: int, *, grace_s: float, now: float) -> None:
         """Order the end of a process. A later call may only shorten the grace period."""
-        for key, member in self._members.items():
-            if (member.role, member.id) == (role, id):
-                if not member.sent:
-                    del self._members[key]
-                    code = 128 + signal.SIGTERM
-                    self.events.append(ProcessExit(role=role, id=id, code=code))
-                    return
-                before = grace_s if member.grace_s is None else member.grace_s
-                member.grace_s = min(grace_s, before)
-                member.overdue_at = now + member.grace_s + _OVERDUE_S
-                self.version += 1
-                return
-
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Record the new role and id of a process."""
-        for member in self._members.values():
-            if (member.role, member.id) == (role, id):
-                member.role, member.id = to_role, to_id
+        member = self._members.get((role, id))
+        if member is None:
+            return
+        if not member.sent:
+            del self._members[role, id]
+            code = 128 + signal.SIGTERM
+            self.events.append(ProcessExit(role=role, id=id, code=code))
+            return
+        before = grace_s if member.grace_s is None else member.grace_s
+        member.grace_s = min(grace_s, before)
+        member.overdue_at = now + member.grace_s + _OVERDUE_S
+        self.version += 1
 
     def end(self) -> None:
         """Order the end of the node."""
@@ -116,8 +106,8 @@ class Orders:
 
     @property
     def members(self) -> list[Key]:
-        """Current role and id of each process."""
-        return [(each.role, each.id) for each in self._members.values()]
+        """Role and id of each process."""
+        return list(self._members)
 
     @property
     def graces(self) -> list[float | None]:
@@ -139,23 +129,23 @@ class Orders:
         for key, member in list(self._members.items()):
             if key in ended:
                 del self._members[key]
-                self.events.append(_end(member, ended[key], self.machine))
+                self.events.append(_end(ended[key], self.machine))
             elif key in running:
-                self._runs(member, running[key])
+                self._runs(key, member, running[key])
             elif member.order is None and not member.runs:
                 # The earlier master stored the start, and died before it sent the order.
                 del self._members[key]
-                self.events.append(ProcessNotStarted(role=member.role, id=member.id))
+                self.events.append(ProcessNotStarted(role=key[0], id=key[1]))
         return len(self.events) > before
 
-    def _runs(self, member: _Member, process: pb.RunningProcess) -> None:
+    def _runs(self, key: Key, member: _Member, process: pb.RunningProcess) -> None:
         if member.runs and process.pid == member.pid:
             return
         member.runs, member.pid = True, process.pid
         self.events.append(
             ProcessRuns(
-                role=member.role,
-                id=member.id,
+                role=key[0],
+                id=key[1],
                 node=self.machine,
                 pid=process.pid,
             )
@@ -271,14 +261,14 @@ def spec_of(order: pb.StartProcess) -> ProcessSpec:
     )
 
 
-def _end(member: _Member, ended: pb.EndedProcess, machine: str) -> ProcessEvent:
+def _end(ended: pb.EndedProcess, machine: str) -> ProcessEvent:
     if ended.not_started:
-        return ProcessNotStarted(role=member.role, id=member.id, why=ended.why)
+        return ProcessNotStarted(role=ended.role, id=ended.id, why=ended.why)
     code = ended.code
     failed = code not in (0, 128 + signal.SIGTERM)
     return ProcessExit(
-        role=member.role,
-        id=member.id,
+        role=ended.role,
+        id=ended.id,
         code=code if code >= 0 else None,
         signal=-code if code < 0 else None,
         why=ended.why if failed else "",

@@ -53,7 +53,8 @@ class ProcessSpec:
     id: int
     """Number of the process, never used twice for a role in one job."""
     module: str = ""
-    """Python module to run with ``-m``; empty if there is a command."""
+    """Python module to run with ``-m``; empty if there is a command, or if only a pod is to be
+    created for a process that starts later."""
     args: Sequence[str] = ()
     command: Command | None = None
     """Command that runs instead of the module."""
@@ -210,10 +211,10 @@ class Known:
     """Pid of the process; 0 if it is unknown."""
     ran: bool = False
     """True if the process is known to have run. If it cannot be found, it has ended."""
-    started_as: str = ""
-    """Name of the process when it was started; empty if the name has not changed."""
     pod: str = ""
     """Pod of the process; see :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
+    idle: bool = False
+    """True if only the pod was requested, and no process."""
 
 
 class Launcher(Protocol):
@@ -246,10 +247,6 @@ class Launcher(Protocol):
         The method returns immediately, and :meth:`poll` reports the end. A second call may shorten
         the grace. If the process has ended and its pod still lives, end the pod.
         """
-        ...
-
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Record that a process has changed its role and id."""
         ...
 
     def stop_all(self, *, grace_s: float) -> None:

@@ -1,9 +1,8 @@
-"""What a process does with itself: its log, its output, its stacks, its place in memory, its
-program, and its restart after a crash."""
+"""What a process does with itself: its log, its output, its stacks, and its restart after a
+crash."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import faulthandler
 import io
@@ -15,7 +14,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,6 @@ log = logging.getLogger(__name__)
 
 # Errors of a full disk, an exceeded quota and a closed terminal.
 _LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-# From -1000 (never killed) to 1000 (killed before all others if memory runs out); see proc(5).
-_OOM_SCORE = Path("/proc/self/oom_score_adj")
-_KILLED_FIRST = "1000"
 _OWN_FILES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 _PACKAGES = ("site-packages", "dist-packages")
 _MOST_CHARS = 16_000
@@ -96,25 +92,6 @@ def configure_torch() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-@contextlib.contextmanager
-def expendable() -> Iterator[None]:
-    """Make the kernel kill this process first if memory runs out inside the ``with`` block.
-
-    Without privileges, a process may raise its score and lower it again to the old value. If the
-    file is missing or not writable, this function does nothing.
-    """
-    try:
-        before = _OOM_SCORE.read_text()
-        _OOM_SCORE.write_text(_KILLED_FIRST)
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        _OOM_SCORE.write_text(before)
-
-
 def all_stacks() -> str:
     """Return the stacks of the threads that run code of others than Python and torch-edl, from the
     first frame of such code on, that of the main thread first; without such a thread, the whole
@@ -150,27 +127,6 @@ def dump_unless_called_within(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds)
     else:
         faulthandler.cancel_dump_traceback_later()
-
-
-def become(module: str, args: Sequence[str]) -> None:
-    """Replace this process by ``python -m module *args``, whatever its threads are doing.
-
-    The environment, the working directory and the parent-death signal stay the same. Children of
-    ``multiprocessing`` are killed, and all connections are closed.
-    """
-    log.warning("this process becomes %s %s", module, " ".join(args))
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        for child in multiprocessing.active_children():
-            child.kill()
-    for number in os.listdir("/proc/self/fd"):
-        # A library may have opened the file descriptor without close-on-exec.
-        if int(number) > 2:
-            with contextlib.suppress(OSError):
-                os.set_inheritable(int(number), False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *args])
 
 
 def revived(run: Callable[[], int], *, final: Container[int]) -> int:

@@ -50,8 +50,8 @@ def import_compiler() -> None:
 
     The first optimizer of a process imports ``torch._dynamo``, because methods of ``Optimizer`` are
     decorated with ``torch._disable_dynamo`` (``torch/_compile.py``;
-    github.com/pytorch/pytorch/pull/127325). A spare imports it while it waits. Nothing breaks if
-    torch changes; ``benchmarks/start.py`` measures the time to the first step.
+    github.com/pytorch/pytorch/pull/127325). The fork server imports it for all workers. Nothing
+    breaks if torch changes; ``benchmarks/start.py`` measures the time to the first step.
     """
     importlib.import_module("torch._dynamo")
 

@@ -26,18 +26,17 @@ from torch_edl.data.sources.opening import file_type
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
-    EdlError,
     JobFailedError,
     MasterLostError,
     NanLossError,
     UsageError,
     UserCodeError,
 )
-from torch_edl.master_client.session import MasterSession, SpareSession
+from torch_edl.master_client.session import MasterSession
 from torch_edl.processes import preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
-from torch_edl.processes.this_process import become, configure_torch, expendable, setup_logging
+from torch_edl.processes.this_process import configure_torch, setup_logging
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 from torch_edl.wire.security.credentials import identity
 
@@ -66,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="torch_edl.training.worker")
     parser.add_argument("--job", help="name of the job, shown by ps")
     parser.add_argument("--id", type=int, required=True)
-    parser.add_argument("--spare", action="store_true")
     args = parser.parse_args(argv)
     worker_id = args.id
     setup_logging("worker", worker_id)
@@ -78,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     departure = GracefulExit()
     departure.listen()
     try:
-        functions = _await_place(worker_id) if args.spare else None
         master = MasterSession(worker_id, departure)
     except DismissedError:
         return 0
@@ -87,10 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     master.heartbeat.on_silence = _end_alone
     master.heartbeat.dump_after_s = _DUMP_AT * master.config.cluster.heartbeat_timeout_s
-    # A worker that becomes a server drops its tasks; the servers know their committed records.
-    master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
-        code = _work(master, functions)
+        code = _work(master)
     except DismissedError:
         code = 0
     except MasterLostError as error:
@@ -128,43 +123,6 @@ def run() -> None:
     _end(main())
 
 
-def _await_place(worker_id: int) -> UserFunctions:
-    """Import all modules of a worker, and wait until this spare is assigned to a worker slot. The
-    process becomes a server if it is assigned to a server slot instead.
-
-    Raises:
-        DismissedError: the spare is not needed, or the model file cannot be loaded.
-        MasterLostError: the master does not answer.
-    """
-    with expendable():
-        place = SpareSession(worker_id)
-        functions = _warm_up(place)
-        server_args = place.wait()
-    if server_args:
-        become("torch_edl.ps_server", server_args)
-    return functions
-
-
-def _warm_up(place: SpareSession) -> UserFunctions:
-    config = place.config()
-    for module in ("torch_edl.training.run_file", "numpy.random"):
-        importlib.import_module(module)
-    from torch_edl.data.sources import expand, import_reader
-    from torch_edl.training.contract.source_files import user_traceback
-
-    try:
-        functions = _load(config)
-        if functions.data_source is None:
-            first = (config.data.train or config.data.eval or config.data.predict)[:1]
-            files = first if config.data.expanded else expand(first)
-            import_reader(files[0], format=config.data.format)
-        return functions
-    except EdlError as error:
-        log.error("%s", error)
-        place.fail(str(error), user_traceback(error, config.model_file))
-        raise
-
-
 def _load(config: JobConfig) -> UserFunctions:
     """Import the framework of the model file, and load the file.
 
@@ -178,12 +136,8 @@ def _load(config: JobConfig) -> UserFunctions:
     return functions
 
 
-def _work(master: MasterSession, functions: UserFunctions | None) -> int:
-    """Load the model file, report the model and execute tasks; return the exit code.
-
-    Args:
-        functions: functions of the model file if a spare has loaded it; None: it is loaded here.
-    """
+def _work(master: MasterSession) -> int:
+    """Load the model file, report the model and execute tasks; return the exit code."""
     # Imported while heartbeats are sent: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
@@ -193,7 +147,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
 
     config = master.config
     try:
-        functions = functions or _load(config)
+        functions = _load(config)
         file = backend_of(config.model_file).make_model(functions, config)
         model = file.report()
         model.custom_source = functions.data_source is not None

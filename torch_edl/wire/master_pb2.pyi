@@ -111,8 +111,6 @@ from torch_edl.wire.workers_pb2 import ReportDataRequest as ReportDataRequest
 from torch_edl.wire.workers_pb2 import ReportDataResponse as ReportDataResponse
 from torch_edl.wire.workers_pb2 import ReportFailureRequest as ReportFailureRequest
 from torch_edl.wire.workers_pb2 import ReportFailureResponse as ReportFailureResponse
-from torch_edl.wire.workers_pb2 import AwaitPlaceRequest as AwaitPlaceRequest
-from torch_edl.wire.workers_pb2 import AwaitPlaceResponse as AwaitPlaceResponse
 from torch_edl.wire.workers_pb2 import WaitUntilReadyRequest as WaitUntilReadyRequest
 from torch_edl.wire.workers_pb2 import WaitUntilReadyResponse as WaitUntilReadyResponse
 from torch_edl.wire.workers_pb2 import FitPreprocessingRequest as FitPreprocessingRequest

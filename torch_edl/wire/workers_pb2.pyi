@@ -165,30 +165,6 @@ class ReportFailureResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class AwaitPlaceRequest(_message.Message):
-    __slots__ = ("worker_id", "warm", "error", "traceback")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    WARM_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    warm: bool
-    error: str
-    traceback: str
-    def __init__(self, worker_id: _Optional[int] = ..., warm: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
-
-class AwaitPlaceResponse(_message.Message):
-    __slots__ = ("config_json", "place", "leave", "server_args")
-    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
-    config_json: str
-    place: bool
-    leave: bool
-    server_args: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, config_json: _Optional[str] = ..., place: _Optional[bool] = ..., leave: _Optional[bool] = ..., server_args: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class WaitUntilReadyRequest(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -337,14 +313,13 @@ class Standstill(_message.Message):
     def __init__(self, began_s: _Optional[float] = ..., ended_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args", "stacks_number", "epochs_open", "epoch_ends", "give_back", "tell_machine")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "stacks_number", "epochs_open", "epoch_ends", "give_back", "tell_machine")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
     STALE_RING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     NEWEST_SERVER_FIELD_NUMBER: _ClassVar[int]
-    SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
     STACKS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_OPEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ENDS_FIELD_NUMBER: _ClassVar[int]
@@ -356,10 +331,9 @@ class HeartbeatResponse(_message.Message):
     stale_ring: int
     stopping: bool
     newest_server: int
-    server_args: _containers.RepeatedScalarFieldContainer[str]
     stacks_number: int
     epochs_open: int
     epoch_ends: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricValues]
     give_back: bool
     tell_machine: bool
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ..., give_back: _Optional[bool] = ..., tell_machine: _Optional[bool] = ...) -> None: ...
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., stacks_number: _Optional[int] = ..., epochs_open: _Optional[int] = ..., epoch_ends: _Optional[_Iterable[_Union[_metrics_pb2.MetricValues, _Mapping]]] = ..., give_back: _Optional[bool] = ..., tell_machine: _Optional[bool] = ...) -> None: ...

@@ -1,10 +1,10 @@
-"""Calls of parameter servers, of clients that look for them, and of spares. Pure."""
+"""Calls of parameter servers, and of clients that look for them. Pure."""
 
 from __future__ import annotations
 
 from master.state.job.job import ManagedJob
 from master.state.work.progress import without_lost
-from master.state.workforce.processes import EXITED, STOPPING, ServerProcess, SpareProcess
+from master.state.workforce.processes import ServerProcess
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -153,36 +153,3 @@ def cluster_now(job: ManagedJob) -> pb.GetClusterResponse:
 def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
     updates = "1 update" if lost == 1 else f"{lost:,} updates"
     return f"ps-{server} goes on without {updates} of shard {shard}, lost for good: {damage}"
-
-
-# ---- spares ----
-
-
-def await_place(
-    job: ManagedJob, request: pb.AwaitPlaceRequest, now: float
-) -> pb.AwaitPlaceResponse | None:
-    """Assign a worker slot or a server to a spare; None while neither is free."""
-    process = job.fleet.process("worker", request.worker_id)
-    if duty := job.fleet.servers.orders.get(request.worker_id):
-        return pb.AwaitPlaceResponse(server_args=duty)
-    if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
-        return pb.AwaitPlaceResponse(leave=True)
-    if not isinstance(process, SpareProcess):
-        return pb.AwaitPlaceResponse(place=True)
-    if request.error:
-        _spare_failed(job, request, now)
-        return pb.AwaitPlaceResponse(leave=True)
-    job.fleet.spares.heard(process, now, warm=request.warm)
-    if not request.warm:
-        return pb.AwaitPlaceResponse(config_json=job.preparation.config_json)
-    return None
-
-
-def _spare_failed(job: ManagedJob, request: pb.AwaitPlaceRequest, now: float) -> None:
-    spares = job.fleet.spares
-    if spares.given_up:
-        return
-    # The model file may have changed; this does not affect the running workers.
-    spares.given_up = True
-    text = f"{request.error}; a spare found this, the workers continue without spares"
-    job.lifecycle.note("warning", text, now, request.traceback)

@@ -13,7 +13,6 @@ from master.state.membership import Member
 from master.state.work.progress import is_at_next
 from master.state.work.task_scheduler import TaskEvent
 from master.state.work.tasks import TaskQueue
-from master.state.workforce.processes import STARTING
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -53,9 +52,6 @@ def register(
         job.begin_training(request.training, now)
     worker, events = job.workforce.register(request)
     job.apply_all(events, now)
-    process = job.fleet.worker(worker)
-    if process is not None and process.was_spare and process.state == STARTING:
-        job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
     job.trainings.awaited = False
     known = job.fleet.registered(worker)
     if not known or not job.members.register(worker, request.pid, now):
@@ -147,8 +143,6 @@ def wait_until_ready(
 def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
     worker, ring = request.worker_id, job.ring
     member = job.members.get(worker)
-    if member is None and (duty := job.fleet.servers.orders.get(worker)):
-        return pb.HeartbeatResponse(known=True, server_args=duty)
     if member is None:
         # A worker that left the ring may still run its script: it is neither lost nor unknown.
         left = worker in ring.left

@@ -11,7 +11,6 @@ from pathlib import Path
 from master.state.actions import (
     Action,
     ActionEvent,
-    Become,
     CheckpointFailed,
     DataScanned,
     Failure,
@@ -432,9 +431,6 @@ class ManagedJob:
         if lifecycle.outcome is not None:
             self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)
         actions: list[Action] = list(self.fleet.plan(now))
-        for action in actions:
-            if isinstance(action, Become):
-                self.lost_workers.become_server(action, now)
         for id in self.fleet.draining():
             member = self.members.get(id)
             if member is not None and self.ring.may_drain(id, self.members.staying()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from master.state.actions import Become, Failure, Note
+from master.state.actions import Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -106,13 +106,6 @@ class LostWorkers:
             if event.exit is not None and not member.draining:
                 self.blame(event.exit, now, log=event.log)
         self.drop(event.worker, now)
-
-    def become_server(self, action: Become, now: float) -> None:
-        then = self.consequence if action.worker in self._members else "a spare"
-        text = f"worker-{action.worker} becomes ps-{action.server}; {then}"
-        self._lifecycle.disrupted(now)
-        self._lifecycle.note("warning", text, now)
-        self.drop(action.worker, now)
 
     def tick(self, now: float) -> None:
         """Declare silent workers and workers without progress lost."""

@@ -14,7 +14,7 @@ from master.state.actions import Note
 from master.state.job.job import ManagedJob
 from master.state.workforce.processes import without_defaults
 
-FORMAT = 14
+FORMAT = 15
 """Format of the stored state; a change of what :func:`to_state` returns raises it."""
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from master.state.actions import Failure, Note
 from master.state.lifecycle import Lifecycle
 from master.state.workforce.fleet import Fleet
-from master.state.workforce.processes import ServerProcess, SpareProcess
+from master.state.workforce.processes import ServerProcess, Spare
 from torch_edl.config import JobConfig
 from torch_edl.processes.launcher import ProcessNotStarted
 
@@ -67,9 +67,9 @@ class Failover:
             return []
         text = f"{process.name} cannot be started: {event.why}"
         if isinstance(process, ServerProcess):
-            if self._durable and self._fleet.future_server(now) is not None:
+            if self._durable and not self._fleet.servers.is_first(process):
                 return self._lost(process, text, now, placed=False)
-        elif isinstance(process, SpareProcess) or self._fleet.alive("worker"):
+        elif isinstance(process, Spare) or self._fleet.alive("worker"):
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
@@ -94,7 +94,7 @@ class Failover:
             # A server that no machine has room for holds no data, and all workers wait for it.
             if not (self._durable or process.unplaced):
                 continue
-            if process.was_worker or self._fleet.future_server(now) is not None:
+            if process.slot >= 0 or self._fleet.slot_for_server() is not None:
                 waited_s = self._place_s.get(process.shard, _PLACE_S)
                 self._place_s[process.shard] = min(2 * waited_s, _LONGEST_PLACE_S)
                 text = f"ps-{process.id} does not run {waited_s:g} s after its start"
@@ -117,13 +117,14 @@ class Failover:
         fleet, shard = self._fleet, process.shard
         if fleet.servers.is_alone(shard):
             return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
-        # If one way to get a server failed, the other is tried: a new process, or a worker that
-        # becomes the server.
-        if self._prefers_workers if placed else not process.was_worker:
-            fleet.servers.from_workers.add(shard)
-        else:
-            fleet.servers.from_workers.discard(shard)
+        text += f"; another server takes over shard {shard}, and nothing is lost"
+        events: list[FailoverEvent] = [Note("warning", text)]
+        # If one way to get a server failed, the other is tried: a new pod, or that of a worker.
+        prefers_slot = self._prefers_workers and not fleet.has_idle_pod(shard)
+        if prefers_slot if placed else process.slot < 0:
+            room = fleet.slot_for_server()
+            if room is not None:
+                fleet.make_room(room, shard)
+                events.append(Note("info", f"{room.name} makes room for a server"))
         fleet.server_lost(process)
-        return [
-            Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")
-        ]
+        return events

@@ -1,7 +1,7 @@
 """The processes that a job should have. Pure: :meth:`Fleet.plan` returns what to start and stop.
 
 Workers start at once, since their imports take seconds. Servers follow when the strategy is known,
-spares when the workers train. The workers of a script are started by agents: by those of users
+spare pods when the workers train. The workers of a script are started by agents: by those of users
 (``torch-edl run --nnodes ...``), or on a cluster by one agent in each pod, which the fleet starts.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from master.state.actions import Action, Become, Failure, Note, Start, Stop
+from master.state.actions import Action, Failure, Note, Start, Stop
 from master.state.workforce.deaths import Deaths, Gone
 from master.state.workforce.idle_pods import IdlePods
 from master.state.workforce.processes import (
@@ -28,7 +28,7 @@ from master.state.workforce.processes import (
     Process,
     Roster,
     ServerProcess,
-    SpareProcess,
+    Spare,
     WorkerProcess,
     restored,
 )
@@ -52,7 +52,7 @@ class Fleet(Roster):
         server_command: command line of a server.
         workers: number of workers to keep alive.
         servers: number of parameter servers, for the strategy ``ps``.
-        spares: number of spares to keep.
+        spares: number of spare pods to keep.
         workers_per_pod: number of workers with neighbouring slots that share a pod.
         worker_module: module of workers, run with ``python -m``.
         is_scheduled: processes run in pods, which a cluster schedules and which may stay pending.
@@ -109,7 +109,7 @@ class Fleet(Roster):
     # ---- what it says ----
 
     def worker(self, id: int) -> WorkerProcess | None:
-        """Return a worker that runs or ended not long ago; None if it is a spare or unknown."""
+        """Return a worker that runs or ended not long ago; None if it is unknown."""
         process = self.process("worker", id)
         return process if isinstance(process, WorkerProcess) else None
 
@@ -149,10 +149,12 @@ class Fleet(Roster):
         """Record that a process did not start."""
         process = self[event.role, event.id]
         process.exits(event.why or "was not started")
-        if isinstance(process, SpareProcess):
+        if isinstance(process, Spare):
             self.spares.died(now)
         elif event.role == "worker":
             self._deaths.start_after = now + _PLACE_AGAIN_S
+        elif event.why:
+            self.servers.start_after = now + _PLACE_AGAIN_S
 
     def adopt(self, id: int, pid: int, log: str) -> None:
         """Add a worker that an agent started; ``log`` is its log file, if any."""
@@ -238,10 +240,10 @@ class Fleet(Roster):
             if self._over or process not in self.servers:
                 return None
             return self._deaths.of_server(exit, text, named)
-        if isinstance(process, SpareProcess):
+        if isinstance(process, Spare):
             self.spares.died(now)
-            over = self._over or (was == STOPPING and not process.lost)
-            return None if over else Note("info", f"{named}; no worker is lost")
+            asked = self._over or was == STOPPING
+            return None if asked else Note("info", f"{named}; no worker is lost")
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
         if self.agents is not None:
             self.agents.complete |= exit.code == 0 and not exit.was_taken
@@ -268,17 +270,18 @@ class Fleet(Roster):
     def plan(self, now: float) -> list[Action]:
         """Return the processes to start and stop now; each action is returned once."""
         self._planned_at = now
-        actions: list[Action] = []
         if self._over:
             return [self._stop(process) for process in self._due_at_end(now)]
+        actions: list[Action] = []
+        if self.strategy == "ps" and now >= self.servers.start_after:
+            # Before the stops: the pod of a worker that makes room for a server must not end.
+            actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         for process in self._watched():
             if process.is_overdue(now):
                 process.end()
             if process.stop_by is not None and now >= process.stop_by:
                 process.stop_at(None)
                 actions.append(self._stop(process))
-        if self.strategy == "ps":
-            actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         if not self._retired:
             actions += self._fit(now) if self.agents is None else self._fit_agents(now, self.agents)
         awaited = () if self._retired or now >= self._deaths.start_after else ("worker", AGENT)
@@ -301,6 +304,8 @@ class Fleet(Roster):
     def _stop(self, process: Process) -> Stop:
         process.enter(STOPPING)
         grace_s = _STOP_GRACE_S
+        if process.role == "worker" and self.servers.starts_in(process.pod):
+            grace_s = 0.0  # all workers wait for the server
         if self.agents is not None and process.role == AGENT:
             grace_s = self.agents.agent_grace_s
         return Stop(process.role, process.id, 0.0 if process.lost else grace_s)
@@ -328,23 +333,32 @@ class Fleet(Roster):
             successor=self.servers.has_copy(shard),
         )
         words = ["--id", str(self.starts.next_id("ps")), *words]
-        last = self._idle_pods.take("ps", shard)
+        last = self.servers.slots.pop(shard, None) or self._idle_pods.take("ps", shard)
         slot, pod = (last.slot, last.pod) if last is not None else (-1, "")
         module = self.server_command.module
         server, start = self._start(ServerProcess, module, words, now, slot=slot, pod=pod)
         self.servers.take(server, shard)
-        process = self.future_server(now) if shard in self.servers.from_workers else None
-        if process is None:
-            return start
-        server.take_over(process)
-        self.servers.orders[process.id] = words
-        return Become(process.id, server.id)
+        return start
 
-    def future_server(self, now: float) -> Process | None:
-        """Return the spare, or the worker if not the last one, that may become a server."""
-        running = [p for p in self.alive("worker") if p.state == RUNNING]
+    def slot_for_server(self) -> Process | None:
+        """Return the spare, or the worker if not the last one, that can make room for a server in
+        its pod; None if there is none, or if processes have no pods."""
+        if not self.starts.is_scheduled:
+            return None
+        workers = self.alive("worker")
+        running = [p for p in workers if p.state == RUNNING and p.stop_by is None]
         last = running[-1] if len(running) > 1 and not self.agents else None
-        return self.spares.ready(self.alive("spare"), now) or last
+        return self.spares.ready(self.alive("spare")) or last
+
+    def make_room(self, process: Process, shard: int) -> None:
+        """Stop a worker or a spare at once. The next server of the shard starts in its pod."""
+        self.servers.slots[shard] = process
+        self.servers.start_after = 0.0
+        process.stop_at(0.0)
+
+    def has_idle_pod(self, shard: int) -> bool:
+        """Return whether the next server of a shard starts in the pod of the last one."""
+        return self._idle_pods.has("ps", shard)
 
     def _fit(self, now: float) -> Sequence[Action]:
         workers = self._workers()
@@ -358,24 +372,26 @@ class Fleet(Roster):
         if len(staying) >= wanted:
             more = self.spares.missing(len(self.alive("spare")), staying, now)
             slots = free_slots(more, self.alive())
-            return [self._start_worker(SpareProcess, now, slot=slot) for slot in slots]
-        while missing > 0 and (taken := self.spares.take(self.alive("spare"), now)) is not None:
-            self.put(taken)
-            missing -= 1
+            return [self._start(Spare, "", (), now, slot=slot)[1] for slot in slots]
         missing *= now >= self._deaths.start_after
         slots = free_slots(missing, self.alive())
-        return [self._start_worker(WorkerProcess, now, slot=slot) for slot in slots]
+        return [self._start_worker(now, slot=slot) for slot in slots]
 
-    def _start_worker(
-        self, kind: type[WorkerProcess | SpareProcess], now: float, *, slot: int
-    ) -> Start:
+    def _start_worker(self, now: float, *, slot: int) -> Start:
         id = self.starts.next_id("worker")
-        words = ["--job", self.server_command.job, "--id", str(id)]
-        words += ["--spare"] * (kind is SpareProcess)
         last = self._idle_pods.take("worker", slot)
         neighbours = self.starts.pod_of_neighbours(slot, self._staying())
         pod = last.pod if last is not None else neighbours
-        return self._start(kind, self._worker_module, words, now, slot=slot, pod=pod)[1]
+        spare = self.spares.ready(self.alive("spare")) if not pod else None
+        if spare is not None:
+            self.spares.used()
+            self.put(worker := spare.as_worker(now))
+            return self.starts.start(worker, self._worker_module, self._worker_args(spare.id), now)
+        words = self._worker_args(id)
+        return self._start(WorkerProcess, self._worker_module, words, now, slot=slot, pod=pod)[1]
+
+    def _worker_args(self, id: int) -> list[str]:
+        return ["--job", self.server_command.job, "--id", str(id)]
 
     def _fit_agents(self, now: float, wanted: AgentPods) -> Sequence[Action]:
         agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]

@@ -18,10 +18,6 @@ AGENT = "agent"
 
 # Seconds until a worker must register: it imports a large framework, maybe on a busy machine.
 _REGISTER_S = 180.0
-# The same for a spare that takes a worker slot: it has imported everything.
-_TAKE_SLOT_S = 10.0
-# Seconds without a poll after which a spare is lost. Spares poll every two seconds.
-_SILENT_S = 30.0
 # Number of ended processes that are still listed. In a day on preemptible machines, a job has a
 # hundred times as many processes as run at once.
 _REMEMBERED = 1_000
@@ -49,7 +45,7 @@ class Process:
     exit: str = ""
     """How the process ended; empty while it runs."""
     started_at: float = 0.0
-    """Time at which the process was started, or a spare took a worker slot."""
+    """Time at which the process was started, or began to run in its pod."""
     stop_by: float | None = None
     """Time at which the process is to be stopped; None if it is to run on."""
     lost: bool = False
@@ -93,11 +89,11 @@ class Process:
 
     @property
     def may_be_overdue(self) -> bool:
-        """True if :meth:`is_overdue` applies: a starting worker, or a spare."""
+        """True if :meth:`is_overdue` applies: a starting worker."""
         return False
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a starting worker or a spare has been silent for too long."""
+        """Return whether a starting worker has been silent for too long."""
         return False
 
     def end(self) -> None:
@@ -186,8 +182,6 @@ class WorkerProcess(Participant):
     role: ClassVar[str] = "worker"
     kind: ClassVar[str] = "worker"
 
-    was_spare: bool = False
-    """True if the worker was a spare before."""
     log: str = ""
     """Log file of a worker that an agent started; empty if there is none."""
 
@@ -196,8 +190,7 @@ class WorkerProcess(Participant):
         return self.state == STARTING
 
     def is_overdue(self, now: float) -> bool:
-        limit_s = _TAKE_SLOT_S if self.was_spare else _REGISTER_S
-        return self.state == STARTING and now - self.started_at >= limit_s
+        return self.state == STARTING and now - self.started_at >= _REGISTER_S
 
 
 @dataclass
@@ -214,47 +207,32 @@ class AgentProcess(Participant):
 
 
 @dataclass
-class _HeardProcess(Process):
-    """A process whose silence is noticed."""
-
-    heard_at: float | None = None
-    """Time of the last heartbeat or poll; None before the first."""
-
-    @property
-    def last_sign(self) -> float:
-        """Time of the last heartbeat or poll; of the start before the first."""
-        return self.started_at if self.heard_at is None else self.heard_at
-
-
-@dataclass
-class SpareProcess(_HeardProcess):
-    """A worker process without a worker slot; see :mod:`master.state.workforce.spares`."""
+class Spare(Process):
+    """A pod without a process, whose node waits for one. Role and id are those of the worker that
+    may start there; see :mod:`master.state.workforce.spares`."""
 
     role: ClassVar[str] = "worker"
     kind: ClassVar[str] = "spare"
 
-    @property
-    def may_be_overdue(self) -> bool:
-        return True
+    def run(self, event: ProcessRuns, now: float) -> None:
+        super().run(event, now)
+        self.enter(RUNNING)
 
-    def is_overdue(self, now: float) -> bool:
-        if self.state == STARTING:
-            return now - self.started_at >= _REGISTER_S
-        return self.state == RUNNING and now - self.last_sign >= _SILENT_S
-
-    def take_slot(self, now: float) -> WorkerProcess:
-        """Return the worker that this process is from now on."""
+    def as_worker(self, now: float) -> WorkerProcess:
+        """Return the worker that starts in this pod."""
         own = {f.name: getattr(self, f.name) for f in fields(Process)}
-        return WorkerProcess(**{**own, "state": STARTING, "started_at": now}, was_spare=True)
+        return WorkerProcess(**{**own, "state": PENDING, "started_at": now})
 
 
 @dataclass
-class ServerProcess(_HeardProcess):
+class ServerProcess(Process):
     """A parameter server."""
 
     role: ClassVar[str] = "ps"
     kind: ClassVar[str] = "ps"
 
+    heard_at: float | None = None
+    """Time of the last heartbeat; None before the first."""
     shard: int = 0
     incarnation: int = 0
     """Number of the server process, unique in the job; 0 before it has its shard."""
@@ -270,22 +248,15 @@ class ServerProcess(_HeardProcess):
     """True for a server that was asked to end and stays until others can do without it."""
     released: bool = False
     """True for a server that was asked to end and may do so now."""
-    was_worker: bool = False
-    """True for a server that a worker or spare process became."""
-    started_as: str = ""
-    """Name of the process when it was started; empty if it is the current name."""
 
-    def take_over(self, process: Process) -> None:
-        """Take over the process of a worker or a spare."""
-        process.exits(f"became {self.name}")
-        self.was_worker, self.started_as = True, f"{process.role}-{process.id}"
-        self.pid, self.node = process.pid, process.node
-        self.pod, self.slot = process.pod, process.slot
-        self.enter(STARTING)
+    @property
+    def last_sign(self) -> float:
+        """Time of the last heartbeat; of the start before the first."""
+        return self.started_at if self.heard_at is None else self.heard_at
 
 
 _KINDS: dict[str, type[Process]] = {
-    each.kind: each for each in (WorkerProcess, SpareProcess, AgentProcess, ServerProcess)
+    each.kind: each for each in (WorkerProcess, Spare, AgentProcess, ServerProcess)
 }
 # The default of a start is no time; :func:`restored` sets those that it is told.
 _DEFAULTS: dict[str, dict[str, Any]] = {

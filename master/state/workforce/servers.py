@@ -16,7 +16,7 @@ from torch_edl.wire import master_pb2 as pb
 _FIRST_WORD_S = 180.0
 # Attributes in the stored state; the second ones are dictionaries.
 _KEPT = ("made", "shards", "wanted", "moving", "_of_earlier_models")
-_KEPT_BY_NUMBER = ("orders", "_copies", "_notes", "_lost")
+_KEPT_BY_NUMBER = ("_copies", "_notes", "_lost")
 
 
 @dataclass
@@ -118,10 +118,10 @@ class Servers:
         """Newest heartbeat of each shard's server, by shard."""
         self.ids_asked_at = -math.inf
         """Time at which a client last asked for the most frequent ids of tables."""
-        self.from_workers: set[int] = set()
-        """Shards whose next server is made from a worker or a spare."""
-        self.orders: dict[int, Sequence[str]] = {}
-        """Command-line arguments of the server that a worker or spare is to become, by its id."""
+        self.slots: dict[int, Process] = {}
+        """Workers and spares that are to end, by the shard of the server that starts in the pod."""
+        self.start_after = 0.0
+        """Time before which no server is started."""
         self._of_earlier_models = 0  # newest server of earlier model incarnations
         self._by_shard: dict[int, ServerProcess] = {}
         # Shard -> whether another server has a copy, as its server reported. With ``--durability
@@ -193,16 +193,20 @@ class Servers:
             process
             for process in self
             if (
-                (process.state == STARTING and not self._is_first(process))
+                (process.state == STARTING and not self.is_first(process))
                 or (process.state == PENDING and process.unplaced)
             )
             and process.heard_at is None
             and now - process.started_at >= limit_s(process.shard)
         ]
 
-    def _is_first(self, process: ServerProcess) -> bool:
+    def is_first(self, process: ServerProcess) -> bool:
         """Return whether no server of the model had the shard of this one before."""
         return process.incarnation <= self._of_earlier_models + self.shards
+
+    def starts_in(self, pod: str) -> bool:
+        """Return whether a server is to start in a pod."""
+        return bool(pod) and any(p.pod == pod and p.state == PENDING for p in self)
 
     def missing(self) -> list[int]:
         """Return the shards without a process."""
@@ -307,6 +311,7 @@ class Servers:
         self._notes.clear()
         self._lost.clear()
         self._by_shard.clear()
+        self.slots.clear()
         self._of_earlier_models = self.made
         self.shards, self.moving = self.wanted, False
         return gone

@@ -134,18 +134,22 @@ class Starts:
         id = self.next_id(kind.role)
         self._next_id[kind.role] = id + 1
         pod = pod or (f"{kind.role}-{id}" if self.is_scheduled else "")
+        process = kind(id, state=self._first_state, started_at=now, slot=slot, pod=pod)
+        return process, self.start(process, module, args, now)
+
+    def start(self, process: Process, module: str, args: Sequence[str], now: float) -> Start:
+        """Return the action that starts a process. Without a module, only its pod is started."""
         spec = ProcessSpec(
-            role=kind.role,
-            id=id,
+            role=process.role,
+            id=process.id,
             module=module,
             args=args,
             env=dict(self.env),
-            slot=slot,
-            pod=pod,
+            slot=process.slot,
+            pod=process.pod,
             avoid=self.machines.avoided(now),
         )
-        process = kind(id, state=self._first_state, started_at=now, slot=slot, pod=pod)
-        return process, Start(spec)
+        return Start(spec)
 
     def pod_of_neighbours(self, slot: int, staying: Iterable[Process]) -> str:
         """Return the pod of the workers that stay next to a slot; empty if there are none. A pod

@@ -24,14 +24,10 @@ def test_no_options_give_the_defaults() -> None:
     assert config == JobConfig(name="j", model_file="/m/net.py")
 
 
-@pytest.mark.parametrize(
-    ("words", "spares"), [("", 0), ("--workers 1", 0), ("--workers 1:2", 1), ("--workers 8", 1)]
-)
-def test_several_workers_have_a_spare_and_updates_in_order(words: str, spares: int) -> None:
+@pytest.mark.parametrize("words", ["", "--workers 1:2"])
+def test_workers_have_updates_in_order(words: str) -> None:
     config = model_file_job(parse(["run", "m.py", *words.split()]), "train")
-    assert (config.cluster.spares, config.train.staleness) == (spares, 0)
-    given = model_file_job(parse(["run", "m.py", *words.split(), "--spares", "0"]), "train")
-    assert given.cluster.spares == 0
+    assert config.train.staleness == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     words = (
         "run m.py --data a b --eval-data c --format csv --batch-size 5 --records-per-task 50 "
         "--epochs 7 --no-shuffle --skip-damaged --loader-workers 2 --pin-memory --workers 2:8 "
-        "--spares 4 --ps 3 --wire-dtype bf16 "
+        "--ps 3 --wire-dtype bf16 "
         "--worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 "
         "--max-task-failures 9 --grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
@@ -101,7 +97,6 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         cluster=ClusterConfig(
             min_workers=2,
             max_workers=8,
-            spares=4,
             servers=3,
             wire_dtype="bf16",
             worker_threads=1,

@@ -100,11 +100,6 @@ class Said:
     def beat(self, worker: int = 0, **fields: Any) -> pb.HeartbeatResponse:
         return self.call(worker_calls.heartbeat, pb.HeartbeatRequest(worker_id=worker, **fields))
 
-    def poll(self, spare: int, *, warm: bool = True, **fields: Any) -> Any:
-        """Send the question of a spare; it has imported everything if it is ``warm``."""
-        request = pb.AwaitPlaceRequest(worker_id=spare, warm=warm, **fields)
-        return self.call(server_calls.await_place, request)
-
     # ---- tasks ----
 
     def lease(self, worker: int = 0, *, want: int = 1, **fields: Any) -> pb.LeaseResponse | None:

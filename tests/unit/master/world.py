@@ -70,6 +70,7 @@ class World(Said):
         agents: number of agents that a cluster runs, each with two workers; 0 if users start them.
         cluster: processes are scheduled by Kubernetes.
         per_pod: number of workers with neighbouring slots that share a pod.
+        spares: number of spare pods.
         spec: declaration of the model file's preprocessing.
         state: state that an earlier master stored; None for a new job.
         same_address: a restarted master listens where the earlier one did.
@@ -85,6 +86,7 @@ class World(Said):
         agents: int = 0,
         cluster: bool = False,
         per_pod: int = 1,
+        spares: int = 0,
         shards: Sequence[Shard] = SHARDS,
         eval_records: int = 0,
         durability: Mapping[str, str] | None = None,
@@ -132,7 +134,7 @@ class World(Said):
                 ServerCommand(job="j"),
                 workers=workers,
                 servers=servers,
-                spares=self.config.cluster.spares,
+                spares=spares,
                 is_scheduled=cluster,
                 workers_per_pod=per_pod,
                 agents=pods if script else None,
@@ -294,8 +296,12 @@ class World(Said):
         self.tick()
 
     def all_up(self) -> None:
-        """Bring up all processes, including those that others have to wait for."""
+        """Bring up all processes, including those that others have to wait for. On a cluster, all
+        pods but those of spares run then."""
         for _ in range(3):
+            for process in self.job.fleet.alive():
+                if process.state == "pending" and process.kind != "spare":
+                    self.runs(process.role, process.id, registers=False)
             self.up()
 
     def pass_time(self, seconds: float, *, step: float = 0.5) -> None:
@@ -303,9 +309,6 @@ class World(Said):
         for _ in range(round(seconds / step)):
             for worker in sorted(self.alive):
                 self.beat(worker)
-            for process in self.job.fleet.alive("spare"):
-                if process.state == RUNNING:
-                    self.poll(process.id)
             self.tick(step)
 
     # ---- tasks ----

@@ -98,25 +98,14 @@ def test_a_grace_period_becomes_shorter_only_and_ends_overdue(desk: Desk) -> Non
     assert desk.orders.overdue(118.0)
 
 
-def test_a_role_changes_and_the_node_need_not_know(desk: Desk) -> None:
-    desk.orders.start(spec(4))
-    desk.report({4: 7})
-    desk.orders.rename("worker", 4, "ps", 1)
-    desk.orders.stop("ps", 1, grace_s=1.0, now=0.0)
-    assert stop(desk.report({4: 7})) == {4: 1.0}
-    desk.events()
-    desk.report(ended={4: 143})
-    assert desk.events() == [ProcessExit(role="ps", id=1, code=143)]
-
-
 def test_the_next_master_hears_what_runs_has_ended_and_never_began(desk: Desk) -> None:
     desk.orders.adopt(Known(role="worker", id=0, pid=70, ran=True))
-    desk.orders.adopt(Known(role="ps", id=3, started_as="worker-1"))
+    desk.orders.adopt(Known(role="worker", id=1))
     desk.orders.adopt(Known(role="worker", id=2))
     answer = desk.report({0: 70}, {1: 1})
     assert desk.events() == [
         ProcessRuns(role="worker", id=0, pid=70),
-        ProcessExit(role="ps", id=3, code=1),
+        ProcessExit(role="worker", id=1, code=1),
         ProcessNotStarted(role="worker", id=2),
     ]
     assert run(answer) == [0]

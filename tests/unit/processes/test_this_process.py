@@ -9,10 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.waiting import HANG_S, wait_for
-from torch_edl.processes import this_process
 from torch_edl.processes.this_process import all_stacks
 
 
@@ -62,25 +59,6 @@ dump_unless_called_within(0.0)
 def test_a_thread_that_keeps_the_interpreter_is_found_from_outside() -> None:
     done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, check=True)
     assert "in never_lets_go" in done.stderr
-
-
-SCORE = Path("/proc/self/oom_score_adj")
-
-
-def test_the_score_is_as_before_afterwards() -> None:
-    before = SCORE.read_text()
-    with this_process.expendable():
-        assert SCORE.read_text() == "1000\n"
-    assert SCORE.read_text() == before
-    with pytest.raises(KeyError), this_process.expendable():
-        raise KeyError
-    assert SCORE.read_text() == before
-
-
-def test_without_such_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(this_process, "_OOM_SCORE", tmp_path / "none" / "score")
-    with this_process.expendable():
-        pass
 
 
 _PROGRAM = """

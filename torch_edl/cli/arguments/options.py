@@ -153,9 +153,6 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         found["train"].setdefault("grads_to_wait", max(1, least))
         # With staleness 0, each push that arrives after a completed step would be computed again.
         found["train"].setdefault("staleness", 1)
-    # No spare by default for a single worker, which may need all memory of its machine.
-    several = found["cluster"].get("max_workers", 1) > 1
-    found["cluster"].setdefault("spares", int(several))
     if kind != "train":
         # Predictions are merged in the order of the tasks.
         found["data"]["shuffle"] = False

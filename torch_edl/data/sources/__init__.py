@@ -6,7 +6,6 @@ from __future__ import annotations
 from torch_edl.data.sources.base import IndexedSource, as_table, concat, cut, release_unused, take
 from torch_edl.data.sources.opening import (
     check_source,
-    import_reader,
     of_each,
     open_source,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "cut",
     "expand",
     "check_source",
-    "import_reader",
     "of_each",
     "open_source",
     "parts",

@@ -140,13 +140,6 @@ def of_each(paths: Sequence[str], look: Callable[[str], T]) -> list[T]:
         return list(pool.map(look, paths))
 
 
-def import_reader(path: str, *, format: str = "auto") -> None:
-    """Import the modules that :func:`open_source` needs for a data file. The file is opened only if
-    its suffix does not tell its format."""
-    if url_type(path) is None:
-        file_type(_format(path, format))
-
-
 def check_source(path: str, *, format: str = "auto") -> None:
     """Check that :func:`open_source` can open a source: the format of a local file, the table and
     key of a database, the topic of a stream. Little is read, and records are not counted."""

@@ -52,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     chaos.set_defaults(runs="torch_edl.plugins.chaos.command.main")
     chaos.add_argument("job", metavar="JOB", help="name of the job")
     several: dict[str, Any] = {"action": "append", "default": []}
-    text = "kill N of worker, spare, ps and master in each round"
+    text = "kill N of worker, ps and master in each round"
     add_option(chaos, "--kill ROLE=N,...", text, **several)
     text = "processes to pause in each round, and how long"
     add_option(chaos, "--pause ROLE=N:TIME,...", text, **several)

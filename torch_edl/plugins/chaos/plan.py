@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 
-ROLES = ("worker", "spare", "ps", "master")
+ROLES = ("worker", "ps", "master")
 SIGNALS = ("KILL", "TERM")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST = 1000

@@ -59,7 +59,7 @@ def costs(
                 "sequence": event["sequence"],
                 "time": at,
                 "kind": mark.kind,
-                "process": mark.process or mark.to,
+                "process": mark.process,
                 "text": event["text"].partition("\n")[0],
                 "noticed_s": noticed_s,
                 "stalled_s": stalls.get(round(at, 3)),
@@ -73,12 +73,9 @@ def costs(
 
 def _replaced_s(at: float, mark: Mark, runs: dict[str, list[float]]) -> float | None:
     role = mark.process.partition("-")[0]
-    if mark.kind not in (marks.LOST, marks.PREEMPTED, "restored", "role") or role not in (
-        "worker",
-        "ps",
-    ):
+    kinds = (marks.LOST, marks.PREEMPTED, "restored")
+    if mark.kind not in kinds or role not in ("worker", "ps"):
         return None
-    role = "ps" if mark.kind == "role" else role
     # The status that shows the replacement may be a moment older than the event.
     place = bisect_right(runs.get(role, []), at - 0.5)
     return max(0.0, runs[role][place] - at) if place < len(runs.get(role, [])) else None

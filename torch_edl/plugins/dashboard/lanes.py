@@ -10,7 +10,7 @@ EXITED = "exited"
 _ROLES = ("master", "ps", "agent", "worker")
 # Ends that are no deaths.
 _CLEAN = re.compile(
-    r"(?:ended with )?exit code 0$|stopped|left|became |finished|(?:was taken away: )?preempted|$"
+    r"(?:ended with )?exit code 0$|stopped|left|finished|(?:was taken away: )?preempted|$"
 )
 _ASKED = ("draining", "stopping")
 # Processes that start together within this time are the first ones.

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 LOST, FAULT, MASTER, RING, PREEMPTED = "lost", "fault", "master", "ring", "preempted"
-INCIDENTS = frozenset({LOST, "restored", "role", "move", MASTER, "repaired", PREEMPTED})
+INCIDENTS = frozenset({LOST, "restored", "move", MASTER, "repaired", PREEMPTED})
 """Kinds whose cost the page shows."""
 ROUTINE = frozenset({"evaluation", "epoch", "checkpoint"})
 """Kinds of events at level info that come again and again."""
@@ -19,8 +19,6 @@ class Mark(NamedTuple):
     """A key of :data:`_RULES`, or ``other``."""
     process: str = ""
     """Name of the process, such as ``worker-3``; empty if the event concerns none."""
-    to: str = ""
-    """Name of the server that a worker becomes; empty otherwise."""
     how: str = ""
     """Cause of a loss, such as ``signal 9``; empty if unknown."""
     again: int = 0
@@ -37,14 +35,13 @@ _RULES = {
     FAULT: rf"chaos: {_NAME} .*(?:killed|terminated|paused|deleted)",
     "chaos": r"chaos: ",
     "slow": rf"{_NAME} (?:is (?:no longer )?slow|has a slow machine)",
-    "role": r"(?P<process>worker-\d+) becomes (?P<to>ps-\d+)",
     PREEMPTED: (
         rf"{_NAME} (?:is preempted .*: (?!it returns)|.*, as asked; preempted: |"
         "was taken away: preempted by )"
     ),
     "left": rf"{_NAME} (?:left$|was asked to leave|is preempted|.*, as asked$)",
     LOST: rf"{_NAME} {_HOW}",
-    "join": rf"{_NAME} (?:takes the place|joined)|agent .* joined",
+    "join": rf"{_NAME} joined|agent .* joined",
     RING: r"ring \d+: \d+ worker|round \d+ of",
     "move": r"the model moves from",
     "repaired": rf"{_NAME} (?:goes on without|lacks) .*",
@@ -75,7 +72,6 @@ def read(level: str, text: str) -> Mark:
         return Mark(
             kind if not _AGAIN.search(line) else "restored",
             process=named.get("process") or ("master-0" if kind == MASTER else ""),
-            to=named.get("to") or "",
             how=(named.get("how") or "").removeprefix("ended with ").removeprefix("declared "),
             again=_again(line),
             silent_s=float(silent[1]) if (silent := _SILENT.search(line)) else None,

@@ -106,8 +106,7 @@ def torch() -> Iterator[Finding]:
     values = {key: found[key] for key in ("version", "import_s", "memory_bytes")}
     if found["import_s"] > _SLOW_IMPORT_S:
         fix = (
-            "every start of a worker takes this long: put the environment on a local disk, and "
-            "keep a spare worker (--spares 1)"
+            "every start of a job and of a pod takes this long: put the environment on a local disk"
         )
         yield warning("torch", text, fix, **values)
     else:

@@ -44,6 +44,12 @@ class KubernetesConfig(Checked):
         "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
     )
     """The remaining workers have :attr:`priority_class`."""
+    spares: int = _option(
+        0,
+        "--spares N",
+        "idle pods, each of which can take the place of a lost worker pod at once (default: 0)",
+        minimum=0,
+    )
     service_account: str = _option(
         "", "--service-account NAME", "account of the master (default: one is made)"
     )
@@ -110,17 +116,17 @@ class KubernetesConfig(Checked):
                 "(torch-edl image writes a Dockerfile for one)"
             )
         if job.kind != "script":
-            workers, spares = job.cluster.max_workers, job.cluster.spares
+            workers = job.cluster.max_workers
             each = f"--processes-per-pod {self.processes_per_pod}"
             if self.processes_per_pod > workers:
                 raise UsageError(
                     f"{each}: --workers {workers} has fewer in all; write --workers "
                     f"{self.processes_per_pod} or more"
                 )
-            if self.shares_pods(job) and spares:
+            if self.shares_pods(job) and self.spares:
                 raise UsageError(
-                    f"--spares {spares}: with {each}, a worker that is lost alone is replaced in "
-                    "its pod; leave --spares out"
+                    f"--spares {self.spares}: not with {each}, since a spare is a pod of one "
+                    "worker; leave --spares out"
                 )
 
     def shares_pods(self, job: JobConfig) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_edl.interfaces.platform import Platform, Submission
 from torch_edl.plugins.kubernetes.config import KubernetesConfig
@@ -21,10 +21,6 @@ class KubernetesPlatform(Platform):
 
     config = KubernetesConfig
     locators = ("namespace", "context")
-
-    def implied(self, given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        # A shared pod has no room for one more process.
-        return {"cluster": {"spares": 0}} if given.get("processes_per_pod", 1) > 1 else {}
 
     def check(self, args: argparse.Namespace, kind: str) -> Submission:
         from torch_edl.plugins.kubernetes.client import run

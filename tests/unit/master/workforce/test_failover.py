@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.actions import Become, Flush, Flushed, SaveServers, Start
+from master.state.actions import Flush, Flushed, SaveServers, Start
 from master.state.calls import server_calls
 from tests.unit.master.world import World, every_record, running
 from torch_edl.errors import UsageError
-from torch_edl.processes.launcher import ProcessNotStarted, ProcessRuns
+from torch_edl.processes.launcher import ProcessNotStarted
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -204,86 +204,116 @@ def test_a_problem_is_an_event_and_in_the_status():
     assert w.said("ps-0 accepts pushes again")
 
 
-class TestAWorkerThatBecomesAServer:
+class TestAWorkerThatMakesRoom:
+    """In pods. On machines, a server simply starts."""
+
     def test_is_the_youngest_and_its_tasks_go_to_others(self):
-        w = world(workers=3, failover="worker")
+        w = world(workers=3, failover="worker", cluster=True)
         held = w.task(2)
-        w.exit("ps", 1, signal=9)
+        w.taken("ps", 1)
         actions = w.tick()
-        assert Become(worker=2, server=2) in actions
-        assert starts(actions) == ["worker-3"]
-        assert w.said("worker-2 becomes ps-2")
+        assert starts(actions) == ["ps-2"]
+        assert (w.started[-1].pod, w.started[-1].slot) == ("worker-2", 2)
+        assert [(stop.role, stop.id, stop.grace_s) for stop in w.stopped] == [("worker", 2, 0.0)]
+        assert w.said("worker-2 makes room for a server")
         again = w.task(0)
         assert (again.task_id, again.retried) == (held.task_id, True)
         w.release(0, again)
-        answer = w.beat(2)
-        assert answer.known
-        assert "--shard 1 --shards 2 --incarnation 3" in " ".join(answer.server_args)
-        assert not w.beat(0).server_args
-        worker, server = w.fleet.process("worker", 2), w.fleet.process("ps", 2)
-        assert (worker.state, worker.exit, server.pid) == ("exited", "became ps-2", worker.pid)
+        assert starts(w.tick()) == ["worker-3"]
+        assert (w.started[-1].pod, w.started[-1].slot) == ("worker-3", 3), "slot 2 has the server"
         w.alive.discard(2)
         w.all_up()
         assert w.fleet.cluster().servers[1].incarnation == 3
+        # If the server crashes alone, its successor has the same place.
+        w.exit("ps", 2, code=1, pod_lives=True)
+        assert starts(w.tick()) == ["ps-3"]
+        assert (w.started[-1].pod, w.started[-1].slot) == ("worker-2", 2)
+        w.all_up()
         w.work()
         assert w.counted == every_record()
 
-    def test_is_not_the_last_worker(self):
-        w = world(failover="worker")
-        w.exit("ps", 1, signal=9)
-        assert starts(w.tick()) == ["ps-2"]
+    def test_makes_room_for_one_server_only(self):
+        w = world(workers=4, failover="worker", cluster=True)
+        w.taken("ps", 0)
+        w.taken("ps", 1)
+        w.tick()
+        pods = {spec.name: spec.pod for spec in w.started if spec.role == "ps"}
+        assert pods.items() >= {"ps-2": "worker-3", "ps-3": "worker-2"}.items()
 
-    def test_has_more_time_if_its_predecessor_was_slow_and_a_new_process_follows(self):
-        w = world(workers=3, failover="worker")
-        w.exit("ps", 1, signal=9)
+    def test_is_not_the_last_worker_and_is_in_a_pod(self):
+        for options in ({"cluster": True}, {"workers": 3}):
+            w = world(failover="worker", **options)
+            w.exit("ps", 1, signal=9)
+            assert starts(w.tick()) == ["ps-2"]
+            assert not w.stopped
+
+    def test_is_not_asked_while_the_pod_of_the_server_lives(self):
+        w = world(workers=3, failover="worker", cluster=True)
+        w.exit("ps", 1, signal=9, pod_lives=True)
+        assert starts(w.tick()) == ["ps-2"]
+        assert w.started[-1].pod == "ps-1"
+        assert not w.stopped
+
+    def test_has_more_time_if_its_predecessor_was_slow_and_a_new_pod_follows(self):
+        w = world(workers=3, failover="worker", cluster=True)
+        w.taken("ps", 1)
         w.silent |= {2, 3}
         w.alive.discard(2)
         w.tick()
+        w.runs("ps", 2)
         w.pass_time(14.5)
         assert not w.said("ps-2 does not run")
         w.pass_time(0.5)
         assert w.said("ps-2 does not run 15 s after its start")
-        assert not w.fleet.process("ps", 3).was_worker
+        assert w.fleet.process("ps", 3).pod == "ps-3"
+        w.runs("ps", 3)
         w.pass_time(29)
         assert not w.said("ps-3 does not run")
         w.pass_time(1.5)
         assert w.said("ps-3 does not run 30 s after its start")
-        w.all_up()
-        w.tick()
-        w.exit("ps", 4, signal=9)
-        w.silent.add(5)
-        w.tick()
-        w.pass_time(16)
-        assert w.said("ps-5 does not run 15 s after its start"), "ps-4 has reported"
 
-    def test_hears_so_from_the_next_master(self):
-        w = world(workers=3, failover="worker")
-        w.apply(ProcessRuns(role="worker", id=2, pid=7))
-        w.exit("ps", 1, signal=9)
+    def test_is_known_to_the_next_master(self):
+        w = world(workers=3, failover="worker", cluster=True)
+        w.taken("ps", 1)
         w.tick()
         again = w.restart()
-        assert again.beat(2).server_args == w.beat(2).server_args != []
         server = again.fleet.process("ps", 2)
-        assert server.pid == 7, "it is adopted as the server"
+        assert (server.pod, server.slot, server.state) == ("worker-2", 2, "pending")
+        assert again.fleet.servers.of(1, 3) is server
 
-    def test_serves_where_a_process_cannot_be_started(self):
-        w = world(workers=2)
-        w.exit("ps", 0, signal=9)
+    def test_that_is_lost_with_the_server_is_followed_by_a_new_pod(self):
+        w = world(workers=3, cluster=True)
+        w.taken("ps", 1)
         w.tick()
-        w.apply(ProcessNotStarted(role="ps", id=2, why="no memory"))
-        assert Become(worker=1, server=3) in w.tick()
-        w.apply(ProcessNotStarted(role="worker", id=2, why="no memory"))
-        assert [w.said(f"{name} cannot be started: no memory") for name in ("ps-2", "worker-2")]
-        assert not starts(w.tick(9))
-        assert starts(w.tick(1)) == ["worker-3"]
-        assert w.outcome is None
+        w.waits("ps", 2)
+        w.silent |= {2, 3}
+        w.pass_time(16)
+        assert w.fleet.process("ps", 3).pod == "worker-2"
+        w.taken("ps", 3, "its pod has ended")
+        w.tick()
+        assert w.fleet.process("ps", 4).pod == "ps-4"
 
-    def test_that_dies_before_is_followed_by_another(self):
-        w = world(workers=3, failover="worker")
-        w.exit("ps", 1, signal=9)
-        w.tick()
-        w.exit("ps", 2, code=0)
-        assert Become(worker=1, server=3) in w.tick()
+
+def test_a_server_that_cannot_be_started_is_tried_again() -> None:
+    w = world(workers=2)
+    w.exit("ps", 0, signal=9)
+    w.tick()
+    w.apply(ProcessNotStarted(role="ps", id=2, why="no memory"))
+    assert w.said("ps-2 cannot be started: no memory")
+    assert not starts(w.tick(9))
+    assert starts(w.tick(1)) == ["ps-3"]
+    assert w.outcome is None
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
+    w = world(workers=2)
+    w.kill(0)
+    w.tick()
+    w.apply(ProcessNotStarted(role="worker", id=2, why="no memory"))
+    assert w.said("worker-2 cannot be started: no memory")
+    assert not starts(w.tick(9))
+    assert starts(w.tick(1)) == ["worker-3"]
+    assert w.outcome is None
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])

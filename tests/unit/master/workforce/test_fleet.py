@@ -17,7 +17,7 @@ from master.state.workforce.processes import (
     OfAll,
     Roster,
     ServerProcess,
-    SpareProcess,
+    Spare,
     WorkerProcess,
     restored,
     without_defaults,
@@ -215,7 +215,7 @@ def test_at_the_end_workers_leave_first() -> None:
     assert {process.exit for process in w.fleet} == {"stopped"}
 
 
-@pytest.mark.parametrize("kind", [WorkerProcess, SpareProcess, AgentProcess, ServerProcess])
+@pytest.mark.parametrize("kind", [WorkerProcess, Spare, AgentProcess, ServerProcess])
 def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind: Any) -> None:
     process = kind(7)
     other = {str: "x", int: 5, float: 2.5, bool: True, NoneType: 2.5}
@@ -238,14 +238,14 @@ def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind: An
 
 def test_processes_by_kind() -> None:
     roster = Roster()
-    for process in (WorkerProcess(0), SpareProcess(1), ServerProcess(0)):
+    for process in (WorkerProcess(0), Spare(1), ServerProcess(0)):
         roster.add(process)
     assert [p.name for p in roster.alive("worker")] == ["worker-0"]
     assert [p.name for p in roster.alive("spare")] == ["spare-1"]
     assert [p.name for p in roster.alive("ps")] == ["ps-0"]
     assert len(roster.alive()) == 3
     roster["worker", 0].enter(EXITED)
-    roster.put(roster["worker", 1].take_slot(1.0))
+    roster.put(roster["worker", 1].as_worker(1.0))
     assert [p.name for p in roster.alive("worker")] == ["worker-1"]
     assert roster.process("worker", 0) is not None
     assert roster.process("worker", 7) is None

@@ -36,7 +36,7 @@ def test_words_of_the_command_line() -> None:
     [
         (
             {"kill": "wroker=1"},
-            "--kill wroker=1: no such role; choose from worker, spare, ps, master",
+            "--kill wroker=1: no such role; choose from worker, ps, master",
         ),
         ({"kill": "worker=0"}, "--kill worker=0: how many?"),
         ({"kill": "worker=x"}, "--kill worker=x: how many?"),

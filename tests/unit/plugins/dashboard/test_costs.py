@@ -55,7 +55,6 @@ def test_who_was_asked_to_leave_did_not_die() -> None:
         (1, "worker", 1, "running", ""),
         (5, "worker", 1, "draining", ""),
         (9, "worker", 1, "exited", "signal 15"),
-        (9, "worker", 2, "exited", "became ps-3"),
         (1, "ps", 0, "running", ""),
         (9, "ps", 0, "exited", "stopped"),
         (9, "worker", 3, "exited", "preempted by a pod of higher priority: b"),

@@ -69,11 +69,6 @@ RETURNED = "its tasks were returned to the queue"
             ),
             Mark("restored"),
         ),
-        (
-            "warning",
-            f"worker-1 becomes ps-3; {RETURNED}",
-            Mark("role", "worker-1", to="ps-3"),
-        ),
         ("info", "worker-1 ended with exit code 0, as asked", Mark("left", "worker-1")),
         ("info", "worker-1 left", Mark("left", "worker-1")),
         (
@@ -100,7 +95,6 @@ RETURNED = "its tasks were returned to the queue"
             "ps-0 is preempted (http://h answers 200): the model moves to other servers",
             Mark("preempted", "ps-0"),
         ),
-        ("info", "spare-2 takes the place of a worker", Mark("join", "spare-2")),
         ("info", "ring 3: 4 workers", Mark("ring")),
         (
             "info",

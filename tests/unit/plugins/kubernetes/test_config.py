@@ -118,15 +118,14 @@ def _accepts_or_names(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("per_pod", "cluster", "message"),
+    ("pods", "workers", "message"),
     [
-        (3, ClusterConfig(max_workers=2), "--processes-per-pod 3: --workers 2 has fewer in all"),
-        (0, ClusterConfig(max_workers=2), "--processes-per-pod 0: must be 1 or more"),
-        (2, ClusterConfig(max_workers=4, spares=1), "--spares 1: with --processes-per-pod 2"),
+        ({"processes_per_pod": 3}, 2, "--processes-per-pod 3: --workers 2 has fewer in all"),
+        ({"processes_per_pod": 0}, 2, "--processes-per-pod 0: must be 1 or more"),
+        ({"processes_per_pod": 2, "spares": 1}, 4, "--spares 1: not with --processes-per-pod 2"),
+        ({"spares": -1}, 2, "--spares -1: must be 0 or more"),
     ],
 )
-def test_workers_that_cannot_share_a_pod(
-    per_pod: int, cluster: ClusterConfig, message: str
-) -> None:
+def test_pods_that_cannot_be(pods: dict[str, int], workers: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        job_config(pods={"processes_per_pod": per_pod}, cluster=cluster)
+        job_config(pods=pods, cluster=ClusterConfig(max_workers=workers))

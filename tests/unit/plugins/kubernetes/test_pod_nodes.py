@@ -91,11 +91,19 @@ class Job:
     def report(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
         return self.launcher.nodes.report(request, lambda: True)
 
-    def start(self, id: int, pod: int, *, role: str = "worker", token: str = TOKEN) -> None:
+    def start(
+        self,
+        id: int,
+        pod: int,
+        *,
+        role: str = "worker",
+        token: str = TOKEN,
+        module: str = "sleeper",
+    ) -> None:
         spec = ProcessSpec(
             role=role,
             id=id,
-            module="sleeper",
+            module=module,
             env={**self.env, ENV_TOKEN: token},
             pod=f"worker-{pod}",
             slot=id,
@@ -242,19 +250,42 @@ def test_an_end_is_told_until_it_is_heard_and_counts_once(job: Job) -> None:
     assert job.launcher.poll() == []
 
 
-def test_one_that_never_ran_is_dropped_and_a_server_keeps_its_pod(job: Job) -> None:
+def test_one_that_never_ran_is_dropped(job: Job) -> None:
     job.start(0, 0)
     job.start(1, 0)
     job.launcher.stop("worker", 1, grace_s=2.0)  # before the pod has asked
     [end] = job.next_exits()
     assert (end.id, end.was_terminated) == (1, True)
     job.begun(0)
-    log = job.launcher.log_path("worker", 0)
-    job.launcher.rename("worker", 0, "ps", 5)
-    assert job.launcher.log_path("ps", 5) == log
-    os.kill(pid_of(0), signal.SIGKILL)
+
+
+def test_an_idle_pod_takes_its_process_or_another_one(job: Job) -> None:
+    for id in (0, 1, 2):
+        job.start(id, id, module="")
+    job.until(lambda: all(pod.orders.heard for pod in job.launcher._pods.values()))
+    assert not job.exits
+    job.start(0, 0)
+    job.begun(0)
+    job.start(7, 1, role="ps")  # first: the pod must not end
+    job.launcher.stop("worker", 1, grace_s=0.0)
     [end] = job.next_exits()
-    assert (end.role, end.id, end.signal) == ("ps", 5, 9)
+    assert (f"{end.role}-{end.id}", end.was_terminated) == ("worker-1", True)
+    job.begun(7, pod=1)
+    # The next master knows which pods are idle.
+    job.next_launcher()
+    pods = {("worker", 0): "worker-0", ("ps", 7): "worker-1", ("worker", 2): "worker-2"}
+    job.launcher.adopt(
+        [
+            Known(role=role, id=id, pod=pod, ran=True, idle=(role, id) == ("worker", 2))
+            for (role, id), pod in pods.items()
+        ]
+    )
+    os.kill(job.machine.pids["worker-2"], signal.SIGKILL)
+    [end] = job.next_exits()
+    assert (f"{end.role}-{end.id}", end.signal) == ("worker-2", 9)
+    job.start(2, 2)  # too late: no other pod gets this name
+    [end] = job.next_exits()
+    assert (f"{end.role}-{end.id}", end.why) == ("worker-2", "its pod has ended")
 
 
 def test_a_crash_leaves_the_pod_to_a_successor_of_any_role(job: Job) -> None:

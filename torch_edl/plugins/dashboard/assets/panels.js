@@ -331,7 +331,7 @@ function activity(process) {
     return stateTag(process.state === "pending" ? "waits for room in the cluster" : process.state, "");
   }
   if (process.waits_s) return stateTag(`${process.phase}, no step for ${span(process.waits_s)}`, "waits");
-  return stateTag(process.phase || (process.role === "spare" ? "spare, waits for a place" : "running"), process.role);
+  return stateTag(process.phase || (process.role === "spare" ? "spare pod" : "running"), process.role);
 }
 
 function stateTag(text, role) {

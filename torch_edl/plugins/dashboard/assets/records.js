@@ -1,7 +1,7 @@
 "use strict";
 // Events with filters, and the logs of processes.
 
-const KIND_TEXTS = { lost: "deaths", preempted: "preemptions", slow: "slow processes", restored: "restores", role: "workers that became servers", move: "moves of the model", join: "joins",
+const KIND_TEXTS = { lost: "deaths", preempted: "preemptions", slow: "slow processes", restored: "restores", move: "moves of the model", join: "joins",
   left: "departures", ring: "new rings of workers", evaluation: "evaluations", epoch: "epochs", checkpoint: "checkpoints",
   master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "changes of the number of processes", waiting: "waits for processes",
   end: "end of the job", process: "other events of a process", repaired: "repaired servers", other: "other events" };

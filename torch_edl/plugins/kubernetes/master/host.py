@@ -182,6 +182,10 @@ class ClusterHost(Host):
         pods: KubernetesConfig = config.platform_config
         return pods.processes_per_pod if pods.shares_pods(config) else 1
 
+    def spares(self, config: JobConfig) -> int:
+        pods: KubernetesConfig = config.platform_config
+        return pods.spares
+
     def agents(self, config: JobConfig) -> dict[str, Any]:
         pods = config.platform_config
         words = ["run", *pods.agent, "--rdzv-endpoint", self.address(config.name, "")]

@@ -203,9 +203,6 @@ class KubernetesLauncher:
         else:  # the answer to the create is pending and decides
             self._requests.hurry(pod.name)
 
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        """Do nothing: a pod keeps its name."""
-
     def stop_all(self, *, grace_s: float) -> None:
         """Delete all pods, and wait until they are gone, for a minute beyond ``grace_s``.
 

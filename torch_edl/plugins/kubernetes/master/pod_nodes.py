@@ -53,6 +53,9 @@ class _Pod:
     """Time of the last report of the node, or of the start of the pod."""
     delayed: list[ProcessSpec] = field(default_factory=list)
     """Processes that start once another process of the pod has ended."""
+    idle: set[Key] = field(default_factory=set)
+    """Processes for which the pod waits; see
+    :attr:`torch_edl.processes.launcher.ProcessSpec.module`."""
     kept: set[Key] = field(default_factory=set)
     """Processes that have ended by themselves, for whose successors the pod stays."""
     asked: set[Key] = field(default_factory=set)
@@ -66,7 +69,8 @@ class _Pod:
 
     @property
     def members(self) -> list[Key]:
-        return [*self.orders.members, *((spec.role, spec.id) for spec in self.delayed)]
+        delayed = [(spec.role, spec.id) for spec in self.delayed]
+        return [*self.orders.members, *delayed, *self.idle]
 
 
 class PodNodes:
@@ -99,6 +103,8 @@ class PodNodes:
         """Seconds without a report of a node after which its pod is deleted."""
         self._pods: dict[str, _Pod] = {}
         self._where: dict[Key, str] = {}  # also of processes that have ended
+        self._names: set[str] = set()
+        """Names of all pods, also of those that have ended."""
         self._events: list[ProcessEvent] = []
         self._polled_at = time.monotonic()
         self._clock = 0.0
@@ -108,7 +114,8 @@ class PodNodes:
         with self.nodes.changed:
             self._where[spec.role, spec.id] = spec.pod
             pod = self._pods.get(spec.pod)
-            if pod is None and spec.pod == spec.name:
+            # If the pod of a spare has ended, no other pod with its name is created.
+            if pod is None and spec.pod == spec.name and spec.pod not in self._names:
                 pod = self._create(spec)
             if pod is None or pod.leave_by is not None:
                 why = "its pod has ended"
@@ -116,7 +123,11 @@ class PodNodes:
                 self._events.append(exit)
                 return
             pod.kept.clear()
-            pod.delayed.append(spec)
+            pod.idle.discard((spec.role, spec.id))
+            if spec.module:
+                pod.delayed.append(spec)
+            else:
+                pod.idle.add((spec.role, spec.id))
             if pod.waits is not None and not pod.runs:
                 self._events.append(replace(pod.waits, role=spec.role, id=spec.id))
             self._tend(pod)
@@ -131,7 +142,10 @@ class PodNodes:
             for each in known:
                 # The node reports which of its processes run and which have ended.
                 pod = self._pods.get(each.pod) or self._add(each.pod)
-                pod.orders.adopt(each)
+                if each.idle:
+                    pod.idle.add((each.role, each.id))
+                else:
+                    pod.orders.adopt(each)
                 self._where[each.role, each.id] = each.pod
 
     def poll(self) -> Sequence[ProcessEvent]:
@@ -161,16 +175,12 @@ class PodNodes:
             late = next((s for s in pod.delayed if (s.role, s.id) == (role, id)), None)
             if late is not None:
                 pod.delayed.remove(late)
-                self._events.append(_terminated(role, id))
+            if late is not None or (role, id) in pod.idle:
+                pod.idle.discard((role, id))
+                self._events.append(ProcessExit(role=role, id=id, code=128 + signal.SIGTERM))
             pod.orders.stop(role, id, grace_s=grace_s, now=time.monotonic())
             self.nodes.changed.notify_all()
             self._tend(pod)
-
-    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
-        with self.nodes.changed:
-            name = self._where[to_role, to_id] = self._where[role, id]
-            if (pod := self._pods.get(name)) is not None:
-                pod.orders.rename(role, id, to_role, to_id)
 
     def stop_all(self, *, grace_s: float) -> None:
         for pod in list(self._pods.values()):
@@ -201,6 +211,7 @@ class PodNodes:
         return self._add(spec.pod)
 
     def _add(self, name: str) -> _Pod:
+        self._names.add(name)
         pod = self._pods[name] = _Pod(*_key(name), heard_at=self._clock)
         self.nodes.add(name, pod.orders)
         return pod
@@ -248,7 +259,8 @@ class PodNodes:
             orders.start(pod.delayed.pop(0))
             self.nodes.changed.notify_all()
         graces = orders.graces
-        if pod.leave_by is None and not (pod.delayed or pod.kept or None in graces):
+        stays = pod.delayed or pod.idle or pod.kept or None in graces
+        if pod.leave_by is None and not stays:
             grace_s = max((grace or 0.0 for grace in graces), default=0.0)
             pod.leave_by = now + grace_s + _LEAVES_S
             if not orders.heard:  # the pod may be pending
@@ -291,10 +303,6 @@ class PodNodes:
 def _key(pod: str) -> Key:
     role, _, id = pod.rpartition("-")
     return role, int(id)
-
-
-def _terminated(role: str, id: int) -> ProcessExit:
-    return ProcessExit(role=role, id=id, code=128 + signal.SIGTERM)
 
 
 def _ends(event: ProcessExit, members: Sequence[Key]) -> list[ProcessEvent]:
