@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from torch_edl import _core
 from torch_edl.config import extensions
 from torch_edl.config.environment import ENV_TOKEN
-from torch_edl.data.sources.opening import file_type
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
@@ -102,6 +101,8 @@ def preload(format: str = "") -> None:
     Args:
         format: format of the data files; empty: unknown.
     """
+    from torch_edl.data.sources.opening import file_type
+
     configure_torch()
     for module in _OF_EACH_WORKER:
         importlib.import_module(module)
