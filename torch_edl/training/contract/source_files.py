@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from torch_edl.errors import DataError, EdlError
+from torch_edl.errors import DataError, EdlError, UsageError
 
 
 def local_trees(
@@ -63,6 +63,37 @@ def files_of(name: str, base: Path) -> Iterator[Path]:
         elif (place / f"{part}.py").is_file():
             yield place / f"{part}.py"
         place = place / part
+
+
+def sources(file: Path, folder: Path, others: Iterable[Path] = (), *, fix: str) -> dict[str, bytes]:
+    """Return the content of a source file, and of the local modules that it imports, by their paths
+    below a folder. The file is the first one.
+
+    Only modules that the source imports by name are found: no data files, and no modules that are
+    loaded in another way.
+
+    Args:
+        others: further source files to begin with.
+        fix: advice for the user, for an error.
+
+    Raises:
+        UsageError: a file is outside the folder or unreadable.
+    """
+    files: dict[Path, None] = {file: None}
+    for start in (file, *others):
+        files |= dict.fromkeys(found for found, _ in local_trees(start, folder, imported))
+    contents: dict[str, bytes] = {}
+    for each in files:
+        if not each.is_relative_to(folder):
+            raise UsageError(
+                f"{each}: is imported, and outside the folder {folder}: modules of other folders "
+                f"are not sent; {fix}"
+            )
+        try:
+            contents[each.relative_to(folder).as_posix()] = each.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{each}: cannot be read: {error.strerror}") from error
+    return contents
 
 
 _OURS = Path(__file__).resolve().parents[2]

@@ -32,7 +32,7 @@ from torch_edl.plugins.kubernetes.objects import job, shared_paths, template
 from torch_edl.plugins.kubernetes.objects.submit import submit
 from torch_edl.processes.signals import StopSignals
 from torch_edl.training.contract.backends import backend_of
-from torch_edl.training.contract.source_files import files_of, imported, local_trees
+from torch_edl.training.contract.source_files import files_of, sources
 
 _DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with", "script": "runs"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -242,21 +242,22 @@ def _stay(
     return None
 
 
+_IMAGE = (
+    "build them into the image (torch-edl image writes a Dockerfile), and add --code-in-image PATH"
+)
 MAX_BYTES = 900 << 10
 """Maximum size of the code, bytes. A ConfigMap holds 1 MiB, which the configuration shares."""
 
 
 def collect_code(model_file: str) -> dict[str, bytes]:
-    """Return the content of the files by their paths below the folder of the model file.
-
-    The model file is the first one. Only modules that the source imports by name are found: no data
-    files, and no modules that are loaded in another way.
+    """Return the model file and the modules that it imports; see
+    :func:`torch_edl.training.contract.source_files.sources`.
 
     Raises:
         UsageError: the files are too large to be sent, outside the folder, or unreadable.
     """
     file = Path(model_file).absolute()
-    return _collect(model_file, file.parent, _imported_files(file, file.parent))
+    return _small(model_file, sources(file, file.parent, fix=_IMAGE))
 
 
 def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
@@ -266,43 +267,18 @@ def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
         folder: root folder of the module and of its local imports.
     """
     # ``python -m`` also runs the parent packages of the module.
-    found: dict[Path, None] = {file: None}
-    for start in (file, *files_of(name, folder)):
-        found |= dict.fromkeys(_imported_files(start, folder))
-    return _collect(f"-m {name}", folder, list(found))
+    return _small(f"-m {name}", sources(file, folder, files_of(name, folder), fix=_IMAGE))
 
 
-def _imported_files(file: Path, folder: Path) -> list[Path]:
-    """Return the file and all modules below the folder that it imports, directly or indirectly.
-
-    A relative import may add files outside the folder.
-    """
-    return [found for found, _ in local_trees(file, folder, imported)]
-
-
-def _collect(shown: str, folder: Path, files: Sequence[Path]) -> dict[str, bytes]:
-    image = (
-        "build them into the image (torch-edl image writes a Dockerfile), and add "
-        "--code-in-image PATH"
-    )
-    found: dict[str, bytes] = {}
-    for file in files:
-        if not file.is_relative_to(folder):
-            raise UsageError(
-                f"{file}: is imported, and outside the folder {folder}: modules of other "
-                f"folders are not sent; {image}"
-            )
-        try:
-            found[file.relative_to(folder).as_posix()] = file.read_bytes()
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+def _small(shown: str, found: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files. Raises UsageError if they are too large to be sent."""
     total = sum(map(len, found.values()))
     if total > MAX_BYTES:
         largest = max(found, key=lambda name: len(found[name]))
         raise UsageError(
             f"{shown}: it and the {len(found) - 1} local modules that it imports have "
             f"{total >> 10:,} KiB, the largest is {largest} with {len(found[largest]) >> 10:,} "
-            f"KiB; at most {MAX_BYTES >> 10} KiB are sent: {image}"
+            f"KiB; at most {MAX_BYTES >> 10} KiB are sent: {_IMAGE}"
         )
     return found
 
