@@ -33,6 +33,7 @@ from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
 from master.runtime.local_node import LocalNode
 from master.runtime.loop import StateThread, run
+from master.runtime.machines import Machines
 from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
@@ -101,8 +102,8 @@ def main(
 
 
 class Machine(Host):
-    """All processes run on this machine. The address to listen at is that of the command line, of
-    the earlier master, or loopback."""
+    """All processes run on this machine, or on this and others that join. The address to listen at
+    is that of the command line, of the earlier master, or loopback."""
 
     def __init__(self, listen: str) -> None:
         self._listen = listen
@@ -110,17 +111,26 @@ class Machine(Host):
     def prepare(self, job: str) -> JobConfig:
         return JobFolder(job).config()
 
+    def schedules(self, config: JobConfig) -> bool:
+        return config.cluster.max_nodes > 1
+
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
-        return LocalNode(JobFolder(config.name), incarnation=incarnation, preload=preloaded(config))
+        preload = preloaded(config)
+        local = LocalNode(JobFolder(config.name), incarnation=incarnation, preload=preload)
+        if config.cluster.max_nodes == 1:
+            return local
+        mark = job_files.mark_shared(config, incarnation)
+        return Machines(local, config, incarnation=incarnation, preload=preload, mark=mark)
 
     def temporary(self, config: JobConfig) -> Path:
-        return JobFolder(config.name).dir
+        return job_files.temporary(config, JobFolder(config.name).dir)
 
     def listen(self, earlier: str) -> str:
         return self._listen or earlier or _LOOPBACK
 
     def cores(self, config: JobConfig) -> int:
-        return len(os.sched_getaffinity(0))
+        # The machines that join are assumed to be like this one.
+        return len(os.sched_getaffinity(0)) * config.cluster.max_nodes
 
 
 def _host(environment: Mapping[str, str]) -> Host | None:
@@ -202,7 +212,8 @@ def _run_once(
         worker_module=worker_module,
         spares=host.spares(config),
         workers_per_pod=host.workers_per_pod(config),
-        is_scheduled=host.asks,
+        is_scheduled=host.schedules(config),
+        in_pods=host.asks,
         name=fleet_name,
         agents=AgentPods(**host.agents(config)) if config.kind == "script" else None,
     )
@@ -326,6 +337,10 @@ def _run_once(
     finally:
         ended.set()
         if over:
+            if isinstance(launcher, NodeLauncher):
+                last_word = job.lifecycle.outcome
+                assert last_word is not None, "a job that is over has an outcome"
+                launcher.nodes.over(last_word.reason, failed=last_word.state == "failed")
             launcher.stop_all(grace_s=0)
         launcher.close()
         exported.close()

@@ -1,12 +1,20 @@
-"""A job on one machine, as its launchers see it: a real node, and a server for its reports."""
+"""A job on one or several machines, as its launchers see it: real nodes, and a server for their
+reports."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
+import psutil
 
 from master.runtime.local_node import LocalNode
+from master.runtime.machines import Machines
+from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
@@ -20,7 +28,7 @@ class Machine:
     def __init__(self) -> None:
         self._folder = JobFolder("ctr")
         self._folder.dir.mkdir(parents=True)
-        self._launcher: LocalNode | None = None
+        self._launcher: LocalNode | Machines | None = None
         handlers = {"NodeReport": self._report}
         self._server, port = serve(
             services.NODES,
@@ -33,9 +41,12 @@ class Machine:
         )
         self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: "t"}
 
-    def launcher(self) -> LocalNode:
-        self._launcher = LocalNode(self._folder, incarnation="ab")
+    def launcher(self) -> LocalNode | Machines:
+        self._launcher = self._local()
         return self._launcher
+
+    def _local(self) -> LocalNode:
+        return LocalNode(self._folder, incarnation="ab")
 
     def _report(
         self, request: pb.NodeReportRequest, context: grpc.ServicerContext
@@ -54,6 +65,63 @@ class Machine:
 
     def close(self) -> None:
         self._server.stop(0).wait()
+
+
+class SeveralMachines(Machine):
+    """The same with nodes that join. Of each, the host name is given, and may be any."""
+
+    def __init__(self, folder: Path, *, least: int = 1, timeout_s: float = 30.0) -> None:
+        super().__init__()
+        self._logs = folder
+        cluster = ClusterConfig(
+            min_workers=1,
+            max_workers=6,
+            min_nodes=least,
+            max_nodes=3,
+            endpoint=self.env[ENV_MASTER],
+            heartbeat_timeout_s=timeout_s,
+        )
+        self.config = JobConfig(name="ctr", model_file="/nowhere/model.py", cluster=cluster)
+        self.nodes: list[subprocess.Popen[bytes]] = []
+
+    def launcher(self) -> Machines:
+        self._launcher = Machines(
+            self._local(), self.config, incarnation="ab", preload=(), mark=None
+        )
+        return self._launcher
+
+    def join(
+        self, host: str, *, slots: int = 0, incarnation: str = "ab"
+    ) -> subprocess.Popen[bytes]:
+        """Start the node of another machine."""
+        words = ["--job", "ctr", "--name", f"{host}-{len(self.nodes)}", "--host", host]
+        words += ["--incarnation", incarnation, "--slots", str(slots)]
+        with open(self._logs / f"{host}.log", "ab") as log:
+            node = subprocess.Popen(
+                [sys.executable, "-P", "-m", "torch_edl.node", *words],
+                env={**os.environ, **self.env},
+                stdout=log,
+                stderr=log,
+            )
+        self.nodes.append(node)
+        return node
+
+    def log(self, path: str) -> str:
+        if not (host := re.fullmatch("output of the node on (.*)", path)):
+            return super().log(path)
+        return (self._logs / f"{host[1]}.log").read_text()
+
+    def left(self) -> list[str]:
+        """Return the pids of the node of this machine, and of processes of the others: these nodes
+        end when the launcher has gone."""
+        running = [psutil.Process(node.pid) for node in self.nodes if node.poll() is None]
+        return [*super().left(), *(str(each.pid) for node in running for each in node.children())]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+            node.wait()
+        super().close()
 
 
 def _read(path: Path) -> bytes:

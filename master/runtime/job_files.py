@@ -126,6 +126,36 @@ def preprocessing(
     return kept.read_bytes() if kept.exists() else b""
 
 
+def temporary(config: JobConfig, own: Path) -> Path:
+    """Return the folder for temporary files that processes of the job exchange: the folder of the
+    job, or for several machines one beside the output, which all machines share.
+
+    Args:
+        own: the folder of the job.
+    """
+    keep = config.checkpoint
+    if config.is_on_one_machine or keep.dir or not keep.output or not config.trains:
+        return own
+    return Path(keep.output).parent / f".{config.name}"
+
+
+def mark_shared(config: JobConfig, incarnation: str) -> Path | None:
+    """Create a file in the folder of the checkpoints or of the output, by which a machine that
+    joins finds out if it has this folder. Returns None if the job has no such folder.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    keep = config.checkpoint
+    folder = keep.dir or (keep.output and str(Path(keep.output).parent))
+    if not folder:
+        return None
+    mark = Path(folder) / f".{config.name}-{incarnation}.shared"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    return mark
+
+
 def journals_of(config: JobConfig, folder: JobFolder, token: str) -> Path:
     """Return the folder of the journals of this run: below the job's folder, or below
     --journal-dir, which jobs of several machines may share."""

@@ -20,7 +20,8 @@ from torch_edl.processes.local import LocalLauncher
 
 log = logging.getLogger(__name__)
 
-_NODE = "node"
+NAME = "node"
+"""Role and name of the node of the master's machine."""
 _POLL_S = 0.01
 # Seconds in which the processes must end after their grace period, and then the node.
 _ENDS_S = 10.0
@@ -71,10 +72,24 @@ class LocalNode:
                 )
             return
         with self.nodes.changed:
-            self._adopted, self._orders = True, Orders()
+            orders = Orders()
             for each in known:
-                self._orders.adopt(each)
-            self.nodes.add(_NODE, self._orders)
+                orders.adopt(each)
+            self.found(orders)
+
+    def expects_report(self) -> bool:
+        """Return whether the node of an earlier master runs, and has not reported to this one."""
+        return self._orders is None and self._folder.has_node()
+
+    def found(self, orders: Orders) -> None:
+        """Take over the node of an earlier master, which reports. The caller must hold the lock of
+        the nodes.
+
+        Args:
+            orders: its orders, with the processes that it has reported.
+        """
+        self._adopted, self._orders = True, orders
+        self.nodes.add(NAME, orders)
 
     def poll(self) -> Sequence[ProcessEvent]:
         ended = self._node_ended(time.monotonic())
@@ -124,12 +139,12 @@ class LocalNode:
 
     def _begin(self, spec: ProcessSpec) -> bool:
         """Start a node. If this fails, add an event and return False."""
-        args = ["--job", self._folder.name, "--name", _NODE, "--incarnation", self._incarnation]
+        args = ["--job", self._folder.name, "--name", NAME, "--incarnation", self._incarnation]
         args += ["--logs", str(self._folder.logs), "--lock", str(self._folder.node_lock)]
         if self._preload:
             args += ["--preload", *self._preload]
         node = ProcessSpec(
-            role=_NODE,
+            role=NAME,
             id=self._id,
             module="torch_edl.node",
             args=args,
@@ -145,7 +160,7 @@ class LocalNode:
             return False
         self._id += 1
         self._adopted, self._orders = False, Orders()
-        self.nodes.add(_NODE, self._orders)
+        self.nodes.add(NAME, self._orders)
         return True
 
     def _node_ended(self, now: float) -> ProcessExit | None:
@@ -156,16 +171,16 @@ class LocalNode:
         self._look_at = now + _LOOK_S
         if self._folder.has_node():
             return None
-        return ProcessExit(role=_NODE, id=0, why="an earlier master started it")
+        return ProcessExit(role=NAME, id=0, why="an earlier master started it")
 
     def _lose(self, orders: Orders, ended: ProcessExit) -> None:
         """Report the end of all processes of a node that has ended: the kernel has killed them."""
         self._orders = None
-        self.nodes.remove(_NODE)
+        self.nodes.remove(NAME)
         if not (orders.leave or ended.code == 0):
             log.error("the node of this job %s; its log is %s", ended.how, self._node_log(ended))
         for place, (role, id) in enumerate(orders.members):
-            if not orders.heard:
+            if orders.heard_at is None:
                 why = f"the node of this job {ended.how}; its log is {self._node_log(ended)}"
                 self._events.append(ProcessNotStarted(role=role, id=id, why=why))
             elif place:
@@ -176,4 +191,4 @@ class LocalNode:
                 self._events.append(exit)
 
     def _node_log(self, ended: ProcessExit) -> str:
-        return self._starter.log_path(_NODE, ended.id)
+        return self._starter.log_path(NAME, ended.id)

@@ -16,6 +16,8 @@ from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard
 from torch_edl.processes.launcher import (
+    MachineJoined,
+    MachineLeft,
     ProcessNotStarted,
     ProcessRefused,
     ProcessRuns,
@@ -250,7 +252,7 @@ class StreamGrown:
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
 """Results of an :data:`Effect`."""
-Progress = ProcessWaits | ProcessRuns | ProcessRefused
+Progress = ProcessWaits | ProcessRuns | ProcessRefused | MachineJoined | MachineLeft
 """Scheduling states of a process that was requested."""
 ActionEvent = ProcessNotStarted | Progress | PlanKept | EffectEvent
 """Results of an :data:`Action`."""

@@ -1,4 +1,5 @@
-"""What every launcher does, whether its processes are on this machine or pods of a cluster."""
+"""What every launcher does, whether its processes are on this machine, on several machines, or pods
+of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.machine import Machine
+from tests.machine import Machine, SeveralMachines
 from tests.waiting import wait_for
 from torch_edl.processes.launcher import (
     Known,
@@ -89,7 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture(params=["machine", pytest.param("pods", marks=pytest.mark.slow)])
+@pytest.fixture(params=["machine", "machines", pytest.param("pods", marks=pytest.mark.slow)])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Machine | Pods]:
@@ -97,6 +98,11 @@ def place(
     if request.param == "machine":
         monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
         made = Machine()
+    elif request.param == "machines":
+        monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
+        # Those that no machine has room for at first go to the second one.
+        made = SeveralMachines(tmp_path, least=2, timeout_s=3.0)
+        made.join("second")
     else:
         cluster = request.getfixturevalue("cluster")
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
@@ -153,7 +159,7 @@ def test_an_end_is_told_once_with_its_code_and_its_log_stays(
     [end] = ends(launcher)
     assert (end.role, end.id, end.code, end.signal) == ("worker", 3, 7, None)
     assert not end.was_taken
-    assert place.log(launcher.log_path("worker", 3)) == "said\n"
+    assert "said\n" in place.log(launcher.log_path("worker", 3))
     assert [e for e in launcher.poll() if isinstance(e, ProcessExit)] == []
     launcher.stop("worker", 3, grace_s=1.0)  # of one that has ended, it does nothing
     assert launcher.log_path("ps", 9) == "" or not Path(launcher.log_path("ps", 9)).exists()

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from rich.console import Console
 
 from torch_edl.checkpoint.durable import rename
-from torch_edl.cli import submit
+from torch_edl.cli import join, submit
 from torch_edl.cli.arguments import preflight
 from torch_edl.cli.arguments.options import locators, platform_of
 from torch_edl.cli.progress import Display
@@ -88,6 +88,14 @@ class LocalPlatform(Platform):
         self, submission: Submission, args: argparse.Namespace, console: Console
     ) -> JobOutcome | None:
         config = submission.config
+        if not preflight.is_here(config):
+            cluster = config.cluster
+            join.join(
+                cluster.endpoint,
+                slots=cluster.workers_per_node,
+                model_file=config.model_file,
+                experiment=config.experiment,
+            )
         detached = []
         if config.kind == "train":
             # A process must have no threads when it leaves the terminal.

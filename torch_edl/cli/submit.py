@@ -15,7 +15,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import JobOutcome
-from torch_edl.launch.jobs import folder
+from torch_edl.launch.jobs import folder, master_host
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
 from torch_edl.launch.jobs.local_job import stub_of
 from torch_edl.launch.jobs.logs import WholeLines, shown_lines
@@ -51,7 +51,10 @@ def run_job(config: JobConfig, display: Display) -> JobOutcome:
         UsageError: a job of that name is running.
         OSError: the job's folder cannot be written, or the master cannot be started.
     """
-    return _stay_with(folder.create(config), config, display)
+    token = ""
+    if config.cluster.endpoint:
+        token = master_host.environment_token(config.cluster.endpoint)
+    return _stay_with(folder.create(config), config, display, token=token)
 
 
 def continue_job(job: JobFolder, display: Display) -> JobOutcome:
@@ -86,7 +89,13 @@ def _stay_with(
     with (
         StopSignals(_SIGNALS) as signals,
         contextlib.closing(
-            MasterProcess(job, token=token, env=environment, continues=continues)
+            MasterProcess(
+                job,
+                token=token,
+                listen=config.cluster.endpoint,
+                env=environment,
+                continues=continues,
+            )
         ) as master,
     ):
         client = _Client(job=job, master=master, display=display, signals=signals)
@@ -165,8 +174,8 @@ class _Client:
         if self._status.newest is None:
             return
         for process in self._status.newest.processes:
-            # The master reports through events.
-            if process.role == "master" or not process.log:
+            # The master reports through events. Processes of other machines have no file here.
+            if process.role == "master" or not process.log.startswith("/"):
                 continue
             name = f"{process.role}-{process.id}"
             tail = self._tails.setdefault(name, WholeLines(process.log))

@@ -7,10 +7,11 @@ import hashlib
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_edl.config import Experiment
+from torch_edl.config import Experiment, JobConfig
 from torch_edl.errors import UsageError
 
 ENV_HOME = "TORCH_EDL_HOME"
@@ -24,6 +25,8 @@ ENV_NODE = "TORCH_EDL_NODE"
 """Name of the agent that started a worker of a script."""
 ENV_HOST = "TORCH_EDL_HOST"
 """The address at which the other processes of a job reach this one; unset: loopback."""
+ENV_MODEL_FILE = "TORCH_EDL_MODEL_FILE"
+"""Path of the model file on a machine that has joined a job; unset: as on the master's machine."""
 ENV_MASTER_AWAY = "TORCH_EDL_MASTER_AWAY"
 """Seconds after which a process ends by itself that no master has answered; unset: a minute."""
 ENV_NOTICE = "TORCH_EDL_NOTICE"
@@ -59,6 +62,12 @@ def own_host() -> str:
     """The address at which the other processes of the job reach this one, as in ``host:port``."""
     host = os.environ.get(ENV_HOST) or "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def on_this_machine(config: JobConfig) -> JobConfig:
+    """Return the configuration of a job with the path that the model file has on this machine."""
+    path = os.environ.get(ENV_MODEL_FILE)
+    return replace(config, model_file=path) if path else config
 
 
 def master_away_s() -> float:

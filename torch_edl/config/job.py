@@ -187,6 +187,11 @@ class JobConfig(Checked):
         if self.platform != LOCAL:
             self.platform_config.check_job(self)
         _require(
+            self.platform == LOCAL or not self.cluster.endpoint,
+            f"--rdzv-endpoint {self.cluster.endpoint}: on --platform {self.platform}, the machines "
+            "of a job are pods; leave --rdzv-endpoint and --nnodes out",
+        )
+        _require(
             not self.data.streams or self.train.strategy in ("ps", "local"),
             f"--epochs stream: with --strategy {self.train.strategy}, every process must know the "
             "order of all records before; use --strategy ps",
@@ -212,6 +217,11 @@ class JobConfig(Checked):
         )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(
+            durability != "journal" or self.is_on_one_machine or bool(self.durability.journal_dir),
+            "--durability journal: the journal of a server would be lost with its machine; add "
+            "--journal-dir on a file system that all machines share, or write --durability replica",
+        )
+        _require(
             durability == "checkpoint" or self.train.strategy not in ("allreduce", "local"),
             f"--durability {durability}: it is for parameter servers, and --strategy "
             f"{self.train.strategy} has none; leave it out",
@@ -232,7 +242,13 @@ class JobConfig(Checked):
         """The notice for which each process of the job watches. It is empty if all of them run on
         the machine of the master, which then watches for the notice and stops the job."""
         notice = self.cluster.preemption_notice
-        return notice if self.platform != LOCAL or "{name}" in notice else ""
+        return notice if not self.is_on_one_machine or "{name}" in notice else ""
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """True if all processes run on the machine of the master. A script is one machine's too:
+        its agents, which are on any number of machines, start the workers."""
+        return self.platform == LOCAL and self.cluster.max_nodes == 1
 
     @property
     def is_module(self) -> bool:
@@ -242,7 +258,7 @@ class JobConfig(Checked):
     @property
     def shares_files(self) -> bool:
         """True if all processes of the job share a folder for exchanging files."""
-        return self.platform == LOCAL or bool(self.checkpoint.dir or self.checkpoint.output)
+        return self.is_on_one_machine or bool(self.checkpoint.dir or self.checkpoint.output)
 
     @property
     def window(self) -> int:

@@ -132,6 +132,25 @@ class ClusterConfig(Checked):
     servers: int = job_option(
         1, "--ps, --servers N", "parameter servers, with the strategy ps", minimum=1
     )
+    min_nodes: int = train_option(
+        1,
+        "--nnodes N|MIN:MAX",
+        "machines of the job; each runs the command, or torch-edl join",
+        minimum=1,
+    )
+    max_nodes: int = 1
+    workers_per_node: int = train_option(
+        0,
+        "--nproc-per-node N",
+        "most workers of a machine (default: an equal share)",
+        minimum=0,
+    )
+    """0: :attr:`max_workers` divided by :attr:`max_nodes`, rounded up."""
+    endpoint: str = train_option(
+        "",
+        "--rdzv-endpoint HOST:PORT",
+        "address of the master, on the machine that starts it (default: loopback)",
+    )
     wire_dtype: str = job_option(
         "fp32",
         "--wire-dtype fp32|bf16|fp16",
@@ -181,6 +200,22 @@ class ClusterConfig(Checked):
                 f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the "
                 f"maximum; write {self.max_workers}:{self.min_workers}"
             )
+        if self.min_nodes > self.max_nodes:
+            raise UsageError(
+                f"--nnodes {self.min_nodes}:{self.max_nodes}: the minimum is above the maximum; "
+                f"write {self.max_nodes}:{self.min_nodes}"
+            )
+        if self.max_nodes > 1 and not self.endpoint:
+            raise UsageError(
+                f"--nnodes {_range(self.min_nodes, self.max_nodes)}: add --rdzv-endpoint "
+                "HOST:PORT, an address of one of the machines that the others reach"
+            )
+        if self.slots * self.max_nodes < self.max_workers:
+            raise UsageError(
+                f"--workers {self.max_workers}: {self.max_nodes} machines (--nnodes) of "
+                f"{self.slots} workers (--nproc-per-node) have only "
+                f"{self.slots * self.max_nodes}; raise --nproc-per-node, or leave it out"
+            )
         if self.preemption_notice and not self.preemption_notice.startswith(("/", *_URLS)):
             raise UsageError(
                 f"--preemption-notice {self.preemption_notice}: write the path of a file from / "
@@ -194,6 +229,15 @@ class ClusterConfig(Checked):
             raise UsageError(
                 f"--ps {self.servers}: a job has {MOST_SERVERS:,} parameter servers at most"
             )
+
+    @property
+    def slots(self) -> int:
+        """Maximum number of workers of a machine."""
+        return self.workers_per_node or -(-self.max_workers // self.max_nodes)
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}:{high}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -264,12 +264,16 @@ class Host(ABC):
     """
 
     asks: bool = False
-    """True if processes are scheduled by a cluster and may stay pending."""
+    """True if the processes are scheduled by a cluster, and the user's command runs elsewhere."""
     hands_over: bool = False
     """True if a terminated master may leave the job to a successor, see :meth:`leaves_job`."""
     final_codes: tuple[int, ...] = ()
     """Exit codes after which a master is not started again in its place; empty: the client decides
     whether the master is started again."""
+
+    def schedules(self, config: JobConfig) -> bool:
+        """Return True if the processes of a job may stay pending until there is room."""
+        return self.asks
 
     def begin(self, job: str) -> int | None:
         """Check that a master may begin; return the exit code for a job that is already over.

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig, extensions
-from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN, on_this_machine
 from torch_edl.config.parts import training_dir
 from torch_edl.errors import (
     DismissedError,
@@ -114,7 +114,7 @@ class MasterSession:
             raise TrainingOverError(registered.trained, results)
         self.training = training
         """Number of the training of the script; 0 if the process runs none."""
-        self.config = JobConfig.from_json(registered.config_json)
+        self.config = on_this_machine(JobConfig.from_json(registered.config_json))
         self.worker_id = registered.worker_id
         self.ring = registered.ring
         """Number of the newest ring at registration; 0 if there was none."""

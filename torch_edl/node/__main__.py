@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", default="", help="name of the job, shown by ps")
     parser.add_argument("--name", required=True)
     parser.add_argument("--incarnation", required=True)
+    parser.add_argument("--host", default="", help="name of the machine of a node that joins")
+    parser.add_argument("--slots", type=int, default=0, help="workers; 0: as the job decides")
     parser.add_argument("--logs", type=Path, help="default: the output of this process")
     parser.add_argument("--lock", type=Path, help="file that is locked while this node runs")
     parser.add_argument(
@@ -44,12 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     forked = [_WORKERS[args.preload[0]], *args.preload[1:]] if args.preload else []
     children = Children(args.logs or "", job=args.job, forked=forked, wakes=wakes)
     from torch_edl.node.node import Node
+    from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire import services
     from torch_edl.wire.channel import MASTER_AWAY_S, Stub
 
     address, token = os.environ[ENV_MASTER], os.environ.get(ENV_TOKEN, "")
     stubs = [Stub(services.NODES, address, token) for _ in range(2)]
-    node = Node(args.name, args.incarnation, children, *stubs, away_s=MASTER_AWAY_S, wakes=wakes)
+    identity = pb.NodeReportRequest(
+        node=args.name, incarnation=args.incarnation, host=args.host, slots=args.slots
+    )
+    node = Node(identity, children, *stubs, away_s=MASTER_AWAY_S, wakes=wakes)
     try:
         return node.run()
     finally:

@@ -26,6 +26,8 @@ _AGAIN_S = 0.5
 _CALL_S = 5.0
 # Seconds within which the end of a process is noticed even if SIGCHLD is missed.
 _POLL_S = 0.5
+# Seconds for which a node that has no process left tries to report the ends of its processes.
+_FAREWELL_S = 3.0
 # Effectively no limit: a process exits at the end of its own grace period, and the platform that
 # sent SIGTERM to the node kills the node later.
 _GRACE_S = 3600.0
@@ -38,8 +40,8 @@ class Node:
     the node reports each change at once.
 
     Args:
-        name: name of the node.
-        incarnation: incarnation of the job's state for which the node was started.
+        identity: fields that are equal in all reports: name and machine of the node, and the
+            incarnation of the job's state for which the node was started.
         waiting: client of the master for calls that wait for new orders.
         reporting: client of the master for calls that are answered at once.
         away_s: seconds without an answer from a master after which the node ends.
@@ -49,8 +51,7 @@ class Node:
 
     def __init__(
         self,
-        name: str,
-        incarnation: str,
+        identity: pb.NodeReportRequest,
         children: Children,
         waiting: Stub,
         reporting: Stub,
@@ -58,7 +59,8 @@ class Node:
         away_s: float,
         wakes: queue.SimpleQueue[None],
     ) -> None:
-        self._name, self._incarnation = name, incarnation
+        self._identity = identity
+        self._has_joined = bool(identity.host)
         self._children = children
         self._stubs = {True: waiting, False: reporting}
         self._calls: dict[bool, tuple[Future[Any], pb.NodeReportRequest]] = {}
@@ -73,61 +75,77 @@ class Node:
         self._ended: dict[Key, pb.EndedProcess] = {}
         """Ended processes that the master has not acknowledged."""
         self._heard_at = time.monotonic()
-        self._leaves = self._rejected = False
+        self._leaves = False
+        """True if the master no longer needs the node."""
         self._drains = False
-        """True after SIGTERM, while the processes end."""
+        """True after a signal, while the processes end."""
+        self._empty_since: float | None = None
+        """Time at which the last process of a draining node ended; None before."""
+        self._code = 0
+        self._why = ""
+        """Last reason of the master why this node waits or must leave."""
         self._wakes = wakes
         self._signals = StopSignals((signal.SIGTERM, signal.SIGINT), wake=self._wake)
 
     def run(self) -> int:
         """Run processes until the master or a signal ends the node.
 
-        On SIGTERM, the node sends SIGTERM to all processes, and ends after the last of them. It
-        reports none of these ends: the platform tells why it has ended the machine or the pod. On
-        SIGINT, or when the master no longer needs the node, the node kills all processes and ends.
+        After SIGTERM, the node starts no more processes, sends SIGTERM to those that run, and ends
+        after the last of them. A node that has joined reports these ends. Any other node does not:
+        the platform tells why it has ended the machine or the pod. SIGINT is SIGTERM for a node
+        that has joined; any other one kills its processes. A second signal, or an answer that the
+        node is no longer needed, kills them too.
 
         Returns:
-            The exit code: 0 if the master ended the node, 128 + N after signal N, 1 if the master
-            rejected the node or no master answered for ``away_s`` seconds.
+            The exit code: 0 if the master ended the node, 1 if the job failed, the master rejects
+            this node, or no master answered for ``away_s`` seconds, 128 + N after signal N.
         """
         self._signals.install()
         before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
         try:
-            while not (self._signals.count or self._leaves):
-                if time.monotonic() - self._heard_at > self._away_s:
-                    log.error("no answer from a master for %g s: this node ends", self._away_s)
-                    return 1
+            while not self._is_over(time.monotonic()):
                 self._turn(time.monotonic())
                 with contextlib.suppress(queue.Empty):
                     self._wakes.get(timeout=_POLL_S)
-            if self._signals.first == signal.SIGTERM:
-                self._drain()
-            return self._signals.exit_code or int(self._rejected)
+            return self._signals.exit_code or self._code
         finally:
             self._children.stop_all(grace_s=0.0)
             signal.signal(signal.SIGCHLD, before)
             self._signals.restore()
 
-    def _drain(self) -> None:
-        """Wait until all processes have ended after SIGTERM."""
-        self._drains = True
-        for role, id in self._running:
-            self._children.stop(role, id, grace_s=_GRACE_S)
-        while self._children.is_running:
-            self._turn(time.monotonic())
-            with contextlib.suppress(queue.Empty):
-                self._wakes.get(timeout=_POLL_S)
+    def _is_over(self, now: float) -> bool:
+        if not self._drains and now - self._heard_at > self._away_s:
+            log.error("no answer from a master for %g s: this node ends", self._away_s)
+            self._code = 1
+            return True
+        if not self._signals.count:
+            return self._leaves
+        if not self._drains:
+            self._drains = True
+            self._due[False] = 0.0
+            for role, id in self._running:
+                self._children.stop(role, id, grace_s=_GRACE_S)
+        if not self._has_joined:
+            return self._signals.first == signal.SIGINT or not self._children.is_running
+        if self._leaves or self._signals.count > 1:
+            return True
+        if self._running:
+            return False
+        if self._empty_since is None:
+            self._empty_since = now
+        told = not self._ended and False not in self._calls and self._due[False] == math.inf
+        return told or now - self._empty_since > _FAREWELL_S
 
     def _turn(self, now: float) -> None:
         for exit in self._children.poll():
-            if not self._drains:
+            if self._has_joined or not self._drains:
                 self._note_end(exit)
         for waits, (call, request) in list(self._calls.items()):
             if call.done():
                 del self._calls[waits]
                 self._heed(call, request, waits, now)
-        for key, spec in list(self._ordered.items()):
-            if not self._drains and self._children.is_ready_for(spec):
+        for key, spec in [] if self._drains else list(self._ordered.items()):
+            if self._children.is_ready_for(spec):
                 del self._ordered[key]
                 self._start(spec)
         for waits in (True, False):
@@ -136,8 +154,9 @@ class Node:
 
     def _call(self, waits: bool) -> None:
         request = pb.NodeReportRequest(
-            node=self._name, incarnation=self._incarnation, waits=waits, version=self._version
+            waits=waits, version=self._version, leaves=bool(self._signals.count)
         )
+        request.MergeFrom(self._identity)
         request.running.extend(self._running.values())
         for role, id in self._ordered:
             request.running.add(role=role, id=id)
@@ -156,11 +175,15 @@ class Node:
         except grpc.RpcError as error:
             if error.code() in REFUSED:
                 log.error("the master rejects this node: %s", error.details())
-                self._leaves = self._rejected = True
+                self._leaves, self._code = True, 1
             self._due[waits] = now + _AGAIN_S
             return
         self._heard_at = now
         self._leaves = self._leaves or answer.leave
+        self._code = int(answer.leave and answer.failed)
+        if answer.why and answer.why != self._why:
+            log.log(logging.ERROR if answer.failed else logging.WARNING, "%s", answer.why)
+        self._why = answer.why
         self._version = answer.version
         wanted = {(each.role, each.id) for each in (*answer.run, *answer.stop)}
         # An ended process of the request is acknowledged if the answer no longer names it.

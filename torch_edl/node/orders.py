@@ -10,6 +10,7 @@ import dataclasses
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -60,10 +61,14 @@ class Orders:
 
     def __init__(self, machine: str = "") -> None:
         self.machine = machine
-        self.heard = False
-        """True once the node has reported."""
+        self.heard_at: float | None = None
+        """Time of the last report, monotonic seconds; None before the first report."""
         self.reported = False
         """Set by each report; the launcher resets it."""
+        self.leaves = False
+        """True if the node accepts no more processes."""
+        self.told_to_leave = False
+        """True once an answer has told the node to leave."""
         self.leave = False
         """True if the node should end all its processes, then itself."""
         self.events: list[ProcessEvent] = []
@@ -120,10 +125,10 @@ class Orders:
             each.grace_s is not None and now >= each.overdue_at for each in self._members.values()
         )
 
-    def report(self, request: pb.NodeReportRequest) -> bool:
+    def report(self, request: pb.NodeReportRequest, now: float) -> bool:
         """Record a report. Returns whether there are events."""
-        before = len(self.events)
-        self.heard = self.reported = True
+        before, self.heard_at, self.reported = len(self.events), now, True
+        self.leaves |= request.leaves
         running = {(each.role, each.id): each for each in request.running}
         ended = {(each.role, each.id): each for each in request.ended}
         for key, member in list(self._members.items()):
@@ -154,6 +159,7 @@ class Orders:
     def answer(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
         """Return all orders, for the answer to a report."""
         answer = pb.NodeReportResponse(leave=self.leave, version=self.version)
+        self.told_to_leave |= self.leave
         for (role, id), member in self._members.items():
             member.sent = True
             if member.grace_s is not None:
@@ -180,8 +186,21 @@ class Nodes:
         """Condition whose lock guards all orders; notified after each change."""
         self.news: Callable[[], None] = lambda: None
         """Called after a report that produced events; the lock is not held."""
+        self.admit: Callable[[pb.NodeReportRequest], pb.NodeReportResponse | None] = _refuse
+        """Called for the report of an unknown node; the lock is held. Returns the answer for a node
+        that may not join, or None after :meth:`add`."""
+        self._end = pb.NodeReportResponse(leave=True)
         self._incarnation = incarnation
         self._nodes: dict[str, Orders] = {}
+
+    def over(self, why: str, *, failed: bool) -> None:
+        """Record how the job has ended, for nodes that must leave.
+
+        Args:
+            why: reason of the failure or of the stop; empty if the job finished.
+        """
+        with self.changed:
+            self._end = pb.NodeReportResponse(leave=True, why=why, failed=failed)
 
     def add(self, name: str, orders: Orders) -> None:
         """Add a node and its orders. The caller must hold ``changed``."""
@@ -204,7 +223,12 @@ class Nodes:
         """
         with self.changed:
             orders = self._find(request)
-            found = orders is not None and orders.report(request)
+            if orders is None:
+                refusal = self.admit(request)
+                if refusal is not None:
+                    return refusal
+                orders = self._find(request)
+            found = orders is not None and orders.report(request, time.monotonic())
         if found:
             self.news()
         with self.changed:
@@ -215,7 +239,10 @@ class Nodes:
             orders = self._find(request)
             if orders is None:
                 return pb.NodeReportResponse(leave=True)
-            return orders.answer(request)
+            answer = orders.answer(request)
+            if answer.leave:
+                answer.MergeFrom(self._end)
+            return answer
 
     def _find(self, request: pb.NodeReportRequest) -> Orders | None:
         # A master that lost its state numbers processes from 0 again: the ids of a node of another
@@ -259,6 +286,10 @@ def spec_of(order: pb.StartProcess) -> ProcessSpec:
         args=tuple(order.args),
         command=command,
     )
+
+
+def _refuse(request: pb.NodeReportRequest) -> pb.NodeReportResponse:
+    return pb.NodeReportResponse(leave=True)
 
 
 def _end(ended: pb.EndedProcess, machine: str) -> ProcessEvent:

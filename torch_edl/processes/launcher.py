@@ -68,6 +68,8 @@ class ProcessSpec:
     process for a new pod. Empty where processes have no pods."""
     avoid: Sequence[str] = ()
     """Machines to use only if no other machine has room."""
+    apart: Sequence[int] = ()
+    """Ids of processes of the same role that should run on other machines."""
 
     @property
     def name(self) -> str:
@@ -202,6 +204,30 @@ ProcessEvent = ProcessWaits | ProcessRuns | ProcessNotStarted | ProcessRefused |
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineJoined:
+    """A machine accepts processes of the job from now on."""
+
+    host: str
+    slots: int
+    """Maximum number of workers."""
+    again: bool = False
+    """True if the machine had joined under an earlier master."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLeft:
+    """A machine accepts no more processes."""
+
+    host: str
+    why: str = ""
+    """Why the machine is lost with its processes; empty if it leaves after they have ended."""
+
+
+LauncherEvent = ProcessEvent | MachineJoined | MachineLeft
+"""An event that a launcher reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Known:
     """Record in the job state of a process that an earlier launcher was asked to start."""
 
@@ -237,7 +263,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def poll(self) -> Sequence[ProcessEvent]:
+    def poll(self) -> Sequence[LauncherEvent]:
         """Return the events since the last call. The end of a process is reported once."""
         ...
 

@@ -58,6 +58,7 @@ from torch_edl.wire.metrics_pb2 import MetricValues as MetricValues
 from torch_edl.wire.nodes_pb2 import RunningProcess as RunningProcess
 from torch_edl.wire.nodes_pb2 import EndedProcess as EndedProcess
 from torch_edl.wire.nodes_pb2 import NodeReportRequest as NodeReportRequest
+from torch_edl.wire.nodes_pb2 import JobOfNode as JobOfNode
 from torch_edl.wire.nodes_pb2 import Command as Command
 from torch_edl.wire.nodes_pb2 import StartProcess as StartProcess
 from torch_edl.wire.nodes_pb2 import StopProcess as StopProcess

@@ -1,3 +1,4 @@
+from torch_edl.wire import agents_pb2 as _agents_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -35,20 +36,64 @@ class EndedProcess(_message.Message):
     def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ..., open_loop: _Optional[str] = ...) -> None: ...
 
 class NodeReportRequest(_message.Message):
-    __slots__ = ("node", "incarnation", "running", "ended", "waits", "version")
+    __slots__ = ("node", "incarnation", "running", "ended", "waits", "version", "host", "slots", "leaves", "experiment")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     running: _containers.RepeatedCompositeFieldContainer[RunningProcess]
     ended: _containers.RepeatedCompositeFieldContainer[EndedProcess]
     waits: bool
     version: int
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+    host: str
+    slots: int
+    leaves: bool
+    experiment: _agents_pb2.Experiment
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., leaves: _Optional[bool] = ..., experiment: _Optional[_Union[_agents_pb2.Experiment, _Mapping]] = ...) -> None: ...
+
+class JobOfNode(_message.Message):
+    __slots__ = ("name", "incarnation", "preload", "environment", "model_file", "digest", "code", "folder", "mark")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class CodeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PRELOAD_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FILE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: str
+    preload: _containers.RepeatedScalarFieldContainer[str]
+    environment: _containers.ScalarMap[str, str]
+    model_file: str
+    digest: str
+    code: _containers.ScalarMap[str, bytes]
+    folder: str
+    mark: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., preload: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., model_file: _Optional[str] = ..., digest: _Optional[str] = ..., code: _Optional[_Mapping[str, bytes]] = ..., folder: _Optional[str] = ..., mark: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("words", "env", "stdout", "stderr", "error_file", "terminates_group")
@@ -98,13 +143,19 @@ class StopProcess(_message.Message):
     def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class NodeReportResponse(_message.Message):
-    __slots__ = ("run", "stop", "leave", "version")
+    __slots__ = ("run", "stop", "leave", "version", "why", "failed", "job")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     run: _containers.RepeatedCompositeFieldContainer[StartProcess]
     stop: _containers.RepeatedCompositeFieldContainer[StopProcess]
     leave: bool
     version: int
-    def __init__(self, run: _Optional[_Iterable[_Union[StartProcess, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[StopProcess, _Mapping]]] = ..., leave: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+    why: str
+    failed: bool
+    job: JobOfNode
+    def __init__(self, run: _Optional[_Iterable[_Union[StartProcess, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[StopProcess, _Mapping]]] = ..., leave: _Optional[bool] = ..., version: _Optional[int] = ..., why: _Optional[str] = ..., failed: _Optional[bool] = ..., job: _Optional[_Union[JobOfNode, _Mapping]] = ...) -> None: ...

@@ -52,6 +52,8 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.watch import Verdict
 from torch_edl.processes.launcher import (
+    MachineJoined,
+    MachineLeft,
     ProcessExit,
     ProcessNotStarted,
     ProcessRefused,
@@ -216,7 +218,9 @@ class ManagedJob:
                 self.lost_workers.lose(event, now)
             case ModelLost():
                 self._renew(event.text, now)
-            case ProcessWaits() | ProcessRuns() | ProcessRefused():
+            case (
+                ProcessWaits() | ProcessRuns() | ProcessRefused() | MachineJoined() | MachineLeft()
+            ):
                 self.apply_all(self.workforce.progress(event, now), now)
             case RoundFormed():
                 self.changed = True

@@ -122,8 +122,11 @@ class Agents:
             self._agents[agent.node] = agent
 
 
-def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -> None:
-    """Raise UsageError if an agent was started for another script or with other arguments."""
+def require_same_experiment(
+    config: JobConfig, request: pb.AgentReportRequest | pb.NodeReportRequest
+) -> None:
+    """Raise UsageError if an agent or a node was started for another file or with other
+    arguments."""
     if config.experiment is None or not request.HasField("experiment"):
         return
     given = {each.name: getattr(request.experiment, each.name) for each in fields(Experiment)}

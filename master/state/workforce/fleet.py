@@ -55,7 +55,8 @@ class Fleet(Roster):
         spares: number of spare pods to keep.
         workers_per_pod: number of workers with neighbouring slots that share a pod.
         worker_module: module of workers, run with ``python -m``.
-        is_scheduled: processes run in pods, which a cluster schedules and which may stay pending.
+        is_scheduled: processes may stay pending until a machine has room.
+        in_pods: processes run in pods.
         name: name of the fleet, kept across restarts of the master.
         agents: the agents that start the workers of a script; None if the master starts the
             workers.
@@ -71,6 +72,7 @@ class Fleet(Roster):
         spares: int = 0,
         workers_per_pod: int = 1,
         is_scheduled: bool = False,
+        in_pods: bool = False,
         name: str = "",
         agents: AgentPods | None = None,
     ) -> None:
@@ -85,7 +87,9 @@ class Fleet(Roster):
         self.servers = Servers(servers)
         self.spares = Spares(spares)
         self.name = name
-        self.starts = Starts(is_scheduled=is_scheduled, workers_per_pod=workers_per_pod)
+        self.starts = Starts(
+            is_scheduled=is_scheduled, in_pods=in_pods, workers_per_pod=workers_per_pod
+        )
         self._idle_pods = IdlePods()
         self._deaths = Deaths()
         self._leave_by: float | None = None  # once the job is over
@@ -319,8 +323,9 @@ class Fleet(Roster):
         *,
         slot: int = -1,
         pod: str = "",
+        apart: Sequence[int] = (),
     ) -> tuple[P, Start]:
-        process, start = self.starts.make(kind, module, words, now, slot=slot, pod=pod)
+        process, start = self.starts.make(kind, module, words, now, slot=slot, pod=pod, apart=apart)
         self.add(process)
         return process, start
 
@@ -335,15 +340,17 @@ class Fleet(Roster):
         words = ["--id", str(self.starts.next_id("ps")), *words]
         last = self.servers.slots.pop(shard, None) or self._idle_pods.take("ps", shard)
         slot, pod = (last.slot, last.pod) if last is not None else (-1, "")
-        module = self.server_command.module
-        server, start = self._start(ServerProcess, module, words, now, slot=slot, pod=pod)
+        module, near = self.server_command.module, self.servers.neighbours(shard)
+        server, start = self._start(
+            ServerProcess, module, words, now, slot=slot, pod=pod, apart=near
+        )
         self.servers.take(server, shard)
         return start
 
     def slot_for_server(self) -> Process | None:
         """Return the spare, or the worker if not the last one, that can make room for a server in
         its pod; None if there is none, or if processes have no pods."""
-        if not self.starts.is_scheduled:
+        if not self.starts.in_pods:
             return None
         workers = self.alive("worker")
         running = [p for p in workers if p.state == RUNNING and p.stop_by is None]

@@ -283,6 +283,12 @@ class Servers:
         alive = server is not None and server.state == RUNNING and not server.released
         return alive or not self.has_copy(before)
 
+    def neighbours(self, shard: int) -> list[int]:
+        """Return the ids of the servers that keep a copy of the shard or whose copy the server of
+        the shard keeps: of the next and the previous shard."""
+        near = {(shard - 1) % self.shards, (shard + 1) % self.shards} - {shard}
+        return [self._by_shard[each].id for each in sorted(near) if each in self._by_shard]
+
     def has_copy(self, shard: int) -> bool:
         """Return whether a successor is to look for a copy of the shard on its peer."""
         return self._copies.get(shard, False)

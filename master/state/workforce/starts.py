@@ -99,15 +99,16 @@ class Starts:
     Slots are numbers from 0 on; a new process takes the lowest free one.
 
     Args:
-        is_scheduled: processes run in pods, which a cluster schedules and which may stay pending.
+        is_scheduled: processes may stay pending until a machine has room.
+        in_pods: processes run in pods.
         workers_per_pod: number of neighbouring slots that share a pod.
     """
 
-    def __init__(self, *, is_scheduled: bool, workers_per_pod: int = 1) -> None:
+    def __init__(self, *, is_scheduled: bool, in_pods: bool, workers_per_pod: int = 1) -> None:
         self.env: dict[str, str] = {}
         """Environment variables of all processes."""
         self.machines = Machines()
-        self.is_scheduled = is_scheduled
+        self.is_scheduled, self.in_pods = is_scheduled, in_pods
         self._first_state = PENDING if is_scheduled else STARTING
         self._per_pod = workers_per_pod
         self._next_id: dict[str, int] = {}
@@ -125,19 +126,29 @@ class Starts:
         *,
         slot: int = -1,
         pod: str = "",
+        apart: Sequence[int] = (),
     ) -> tuple[P, Start]:
         """Return a new process, and the action that starts it.
 
         Args:
             pod: existing pod in which the process starts; empty: a pod is created on a cluster.
+            apart: processes of the same role that should run on other machines.
         """
         id = self.next_id(kind.role)
         self._next_id[kind.role] = id + 1
-        pod = pod or (f"{kind.role}-{id}" if self.is_scheduled else "")
+        pod = pod or (f"{kind.role}-{id}" if self.in_pods else "")
         process = kind(id, state=self._first_state, started_at=now, slot=slot, pod=pod)
-        return process, self.start(process, module, args, now)
+        return process, self.start(process, module, args, now, apart=apart)
 
-    def start(self, process: Process, module: str, args: Sequence[str], now: float) -> Start:
+    def start(
+        self,
+        process: Process,
+        module: str,
+        args: Sequence[str],
+        now: float,
+        *,
+        apart: Sequence[int] = (),
+    ) -> Start:
         """Return the action that starts a process. Without a module, only its pod is started."""
         spec = ProcessSpec(
             role=process.role,
@@ -148,6 +159,7 @@ class Starts:
             slot=process.slot,
             pod=process.pod,
             avoid=self.machines.avoided(now),
+            apart=apart,
         )
         return Start(spec)
 

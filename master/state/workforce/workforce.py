@@ -16,7 +16,14 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING, OfAll
 from master.state.workforce.waiting import Census, Waiting
 from torch_edl.config.job import check_workers
-from torch_edl.processes.launcher import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.processes.launcher import (
+    MachineJoined,
+    MachineLeft,
+    ProcessExit,
+    ProcessRefused,
+    ProcessRuns,
+    ProcessWaits,
+)
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0
@@ -98,7 +105,9 @@ class Workforce:
         return request.worker_id, ()
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
-        """Record the scheduling state of a process that the master requested."""
+        """Record the scheduling state of a process that the master requested, or of a machine."""
+        if isinstance(event, MachineJoined | MachineLeft):
+            return [_note_of(event)]
         process = self._fleet.process(event.role, event.id)
         if process is None or process.state == EXITED:
             return ()  # the message arrived after its end
@@ -178,3 +187,15 @@ class Workforce:
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         return
+
+
+def _note_of(event: MachineJoined | MachineLeft) -> Note:
+    match event:
+        case MachineJoined(again=True):
+            return Note("info", f"machine {event.host} reports to the restarted master")
+        case MachineJoined():
+            slots = f"{event.slots} worker{'s' * (event.slots != 1)}"
+            return Note("info", f"machine {event.host} has joined, with room for {slots}")
+        case MachineLeft(why=""):
+            return Note("info", f"machine {event.host} has left")
+    return Note("warning", f"machine {event.host} is lost with its processes: {event.why}")

@@ -136,6 +136,7 @@ class World(Said):
                 servers=servers,
                 spares=spares,
                 is_scheduled=cluster,
+                in_pods=cluster,
                 workers_per_pod=per_pod,
                 agents=pods if script else None,
             ),

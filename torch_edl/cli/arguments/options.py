@@ -153,6 +153,7 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         found["train"].setdefault("grads_to_wait", max(1, least))
         # With staleness 0, each push that arrives after a completed step would be computed again.
         found["train"].setdefault("staleness", 1)
+    _imply_workers(found["cluster"])
     if kind != "train":
         # Predictions are merged in the order of the tasks.
         found["data"]["shuffle"] = False
@@ -227,6 +228,14 @@ def _imply_servers(found: dict[str, Any]) -> None:
     wanted = "servers" in found["cluster"] or durability != DurabilityConfig.mode
     if wanted and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
+
+
+def _imply_workers(cluster: dict[str, Any]) -> None:
+    """Set the number of workers if the user gave only that of machines, and of workers of each."""
+    if "min_workers" not in cluster and {"min_nodes", "workers_per_node"} & cluster.keys():
+        each = cluster.get("workers_per_node") or 1
+        cluster["min_workers"] = each * cluster.get("min_nodes", 1)
+        cluster["max_workers"] = each * cluster.get("max_nodes", 1)
 
 
 def given_flags(args: argparse.Namespace, kind: str) -> list[str]:

@@ -55,6 +55,10 @@ examples:
 MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
 feed(records, mode, metadata); learning rates and layers are set there.
 
+  torch-edl run model.py --data '/shared/clicks-*.parquet' --ps 2 \\
+          --nnodes 2:4 --nproc-per-node 2 --rdzv-endpoint node0:29400
+      the same command on two to four machines; node0 runs the master
+
 A training script takes torchrun's options and is elastic if it uses torch_edl. Options go before
 the script; what follows the script belongs to the script:
   torch-edl run --workers 2:4 train.py
@@ -62,6 +66,19 @@ the script; what follows the script belongs to the script:
       all options: torch-edl run --help-torchrun
   torch-edl run -- train.py
       after `--`, a file is a training script even if it defines model and loss
+"""
+
+_JOIN_EPILOG = """\
+examples:
+  TORCH_EDL_TOKEN=... torch-edl run model.py --data /shared/train.parquet --workers 2:8 --ps 2 \\
+          --nnodes 1:4 --rdzv-endpoint node0:29400
+      on node0: start the job, which may have up to four machines
+
+  TORCH_EDL_TOKEN=... torch-edl join node0:29400
+      on another machine: run workers and servers of the job here
+
+The model file comes from node0; data, checkpoints and output must have the same paths on all
+machines. Ctrl-C takes the machine out of the job, which continues on the others.
 """
 
 _CONTINUE_EPILOG = """\
@@ -118,6 +135,7 @@ _FIXES = {
     "SOURCE": "name a trained model: a job, an output folder or checkpoints",
     "FILE": "name the file to write, such as model.pt",
     "JOB": "torch-edl list shows the jobs",
+    "HOST:PORT": "name the --rdzv-endpoint of the job",
     "SHELL": "name a shell: bash, zsh or fish",
 }
 
@@ -207,6 +225,19 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example:\n"
         "  torch-edl predict model.py --from trained --data new.parquet --output scores.csv",
     )
+
+    joining = verb(
+        "join",
+        "join.main",
+        "lend this machine to a running job of several machines",
+        epilog=_JOIN_EPILOG,
+    )
+    text = "address of the job's master: the value of --rdzv-endpoint"
+    joining.add_argument("endpoint", metavar="HOST:PORT", help=text)
+    text = "most workers on this machine (default: as the job decides)"
+    add_option(joining, "--nproc-per-node N", text, type=whole)
+    text = "the model file on this machine (default: a copy of the master's)"
+    add_option(joining, "--model-file FILE", text, default="")
 
     export = verb(
         "export",

@@ -11,12 +11,14 @@ from torch_edl.checkpoint.durable import check_writable
 from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
+from torch_edl.config.environment import ENV_TOKEN, this_experiment
 from torch_edl.config.table_storage import folder_of
 from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.launch.jobs import folder
+from torch_edl.launch.jobs import folder, master_host
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.backends import TORCH, backend_of, named
+from torch_edl.wire.endpoint import is_local, split
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 """Suffixes of a file of predictions."""
@@ -44,7 +46,10 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     _check_framework(config, args.model_file)
     if "data_source" not in bound:  # data_source interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
-    config = check_folders(config)
+    if config.cluster.endpoint:
+        config = _check_machines(args, config)
+    if is_here(config):  # the master of another machine has checked its folders
+        config = check_folders(config)
     if kind == "predict":
         parts = str(JobFolder(config.name).predictions)
         config = dataclasses.replace(
@@ -53,6 +58,36 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     if args.summary:
         check_writable(Path(args.summary), "--summary", is_file=True)
     return config
+
+
+def is_here(config: JobConfig) -> bool:
+    """Return True if the master of the job runs on this machine."""
+    return not config.cluster.endpoint or is_local(config.cluster.endpoint)
+
+
+def _check_machines(args: argparse.Namespace, config: JobConfig) -> JobConfig:
+    """Return the job of several machines with its experiment, which each of them must run.
+
+    Raises:
+        UsageError: the endpoint is invalid, the token is missing or too weak, or an option has no
+            effect on a machine without the master.
+    """
+    endpoint = config.cluster.endpoint
+    split(endpoint)
+    if not master_host.environment_token(endpoint):
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint}: other machines need the token of the job; set "
+            f"{ENV_TOKEN} to one secret text on all machines, such as the output of "
+            "`openssl rand -base64 32`"
+        )
+    if args.detach and not is_here(config):
+        raise UsageError(
+            f"--detach: the master is on another machine ({endpoint}), and this command only lends "
+            "a machine; leave the option out, and end the command with a `&`"
+        )
+    file = Path(config.model_file)
+    experiment = this_experiment(str(file), config.model_args, rdzv_id="none", file=file)
+    return dataclasses.replace(config, experiment=experiment)
 
 
 def _check_framework(config: JobConfig, shown: str) -> None:

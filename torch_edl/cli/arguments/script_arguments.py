@@ -28,6 +28,9 @@ _HELP = "--help-torchrun"
 ONE_MACHINE = ("1", "1:1")
 """Values of --nnodes for a single machine."""
 
+# Options of torchrun that model files have too.
+_TORCHRUNS = ("--nnodes", "--nproc-per-node", "--rdzv-endpoint")
+
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
     """Return the arguments for the parser of scripts; None if the parser of model files applies.
@@ -79,7 +82,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         return None
     of_scripts = flags("script")
     for flag in before:
-        if flag not in of_scripts:
+        if flag not in (*of_scripts, *_TORCHRUNS):
             raise UsageError(
                 f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
             )

@@ -79,7 +79,7 @@ def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) ->
         UsageError: a job of that name is running, the address is in use, or the token is too weak.
         JobFailedError: the master did not start.
     """
-    token = _environment_token(listen)
+    token = environment_token(listen)
     return _start(folder.create(config), token=token, listen=listen, follows=follows)
 
 
@@ -100,9 +100,9 @@ def find_or_start(
             another job.
         JobFailedError: the master did not start.
     """
-    _environment_token(endpoint)
+    environment_token(endpoint)
     if not is_local(endpoint):
-        return JobMaster(address=endpoint, token=_named_token(endpoint))
+        return JobMaster(address=endpoint, token=named_token(endpoint))
     if is_remote(endpoint) and is_loopback_name(endpoint):
         log.warning(
             "%s: %s is a loopback address on this machine (see /etc/hosts), so no other machine "
@@ -165,7 +165,7 @@ def _find(endpoint: str, names: Sequence[str]) -> JobMaster | LocalJob | None:
         waited_s = time.monotonic() - began
         if job is None:
             if waited_s > _UNKNOWN_S:
-                return JobMaster(address=endpoint, token=_named_token(endpoint))
+                return JobMaster(address=endpoint, token=named_token(endpoint))
             time.sleep(_LOOK_S)
             continue
         status, master = job.status(), job.master()
@@ -210,15 +210,25 @@ def _job_at(endpoint: str, names: Sequence[str]) -> LocalJob | None:
     return None
 
 
-def _environment_token(endpoint: str) -> str:
+def environment_token(endpoint: str) -> str:
+    """Return the token of the environment for a job at an endpoint; empty if there is none.
+
+    Raises:
+        UsageError: the token is too weak for connections of other machines.
+    """
     token = os.environ.get(ENV_TOKEN, "")
     if token:
         require_strong(token, endpoint)
     return token
 
 
-def _named_token(endpoint: str) -> str:
-    token = _environment_token(endpoint)
+def named_token(endpoint: str) -> str:
+    """Return the token of the environment for the master at an endpoint.
+
+    Raises:
+        UsageError: there is none, or it is too weak for connections of other machines.
+    """
+    token = environment_token(endpoint)
     if token:
         return token
     raise UsageError(

@@ -21,6 +21,8 @@ from torch_edl.node.orders import Key, Nodes, Orders
 from torch_edl.processes.launcher import (
     Known,
     Launcher,
+    MachineJoined,
+    MachineLeft,
     ProcessEvent,
     ProcessExit,
     ProcessNotStarted,
@@ -149,7 +151,9 @@ class PodNodes:
                 self._where[each.role, each.id] = each.pod
 
     def poll(self) -> Sequence[ProcessEvent]:
-        events = self._launcher.poll()
+        events = [
+            e for e in self._launcher.poll() if not isinstance(e, MachineJoined | MachineLeft)
+        ]
         now = time.monotonic()
         self._clock += min(now - self._polled_at, _MOST_POLL_S)
         self._polled_at = now
@@ -263,7 +267,7 @@ class PodNodes:
         if pod.leave_by is None and not stays:
             grace_s = max((grace or 0.0 for grace in graces), default=0.0)
             pod.leave_by = now + grace_s + _LEAVES_S
-            if not orders.heard:  # the pod may be pending
+            if orders.heard_at is None:  # the pod may be pending
                 self._launcher.stop(pod.role, pod.id, grace_s=max(1.0, grace_s))
         if pod.leave_by is not None:
             if graces and not any(graces):
@@ -281,7 +285,7 @@ class PodNodes:
         if not pod.runs or pod.leave_by is not None or silent_s < self.silent_s:
             return
         log = self._launcher.log_path(pod.role, pod.id)
-        if pod.orders.heard:
+        if pod.orders.heard_at is not None:
             why, own_fault = f"its node has not reported for {self.silent_s:g} s", False
         else:
             why = f"its pod runs but has not reached the master for {self.silent_s:g} s; see {log}"

@@ -1,0 +1,391 @@
+"""The launcher of a job on several machines: the node of the master's machine, and nodes that join.
+
+:mod:`master.state.workforce.placement` decides which node starts a process. A node of another
+machine joins by its first report, and reports every two seconds. The processes of a node that has
+not reported for ``--heartbeat-timeout`` are lost with their machine; if the node reports again, the
+answer tells it to end them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from master.runtime import local_node
+from master.runtime.local_node import LocalNode
+from master.state.scripts.agents import require_same_experiment
+from master.state.workforce.placement import Room, place
+from torch_edl.config import JobConfig
+from torch_edl.config.environment import ENV_HOST, ENV_NOTICE
+from torch_edl.errors import UsageError
+from torch_edl.node.orders import Key, Orders
+from torch_edl.processes.launcher import (
+    Known,
+    LauncherEvent,
+    MachineJoined,
+    MachineLeft,
+    ProcessExit,
+    ProcessNotStarted,
+    ProcessSpec,
+    ProcessWaits,
+)
+from torch_edl.training.contract.source_files import sources
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.endpoint import split
+
+log = logging.getLogger(__name__)
+
+# A node reports every two seconds. One that has been silent for this long gets no more processes.
+_AWAKE_S = 8.0
+# Pause of this process after which the silence of nodes is not counted, seconds.
+_PAUSE_S = 2.0
+_POLL_S = 0.01
+# Seconds in which the processes must end after their grace period, and then the nodes.
+_ENDS_S = 10.0
+# Lost nodes whose names are remembered.
+_REMEMBERED = 10_000
+_HERE = "here"
+# Maximum size of the code that is sent to a node that joins.
+_MOST_CODE_BYTES = 16 << 20
+_SHARED = ("PYTHONHASHSEED",)
+
+
+@dataclass
+class _Joined:
+    """A node of another machine."""
+
+    name: str
+    host: str
+    slots: int
+    orders: Orders
+    processes: dict[Key, None] = field(default_factory=dict)
+    """Processes that were placed on the node and have not ended."""
+
+
+class Machines:
+    """Starts processes on the machine of the master and on machines that join.
+
+    Args:
+        local: launcher for the machine of the master.
+        incarnation: incarnation of the job's state.
+        preload: framework whose workers the nodes fork, and what else they import; empty: none.
+        mark: file in a folder that all machines must share; None if there is no such folder.
+    """
+
+    def __init__(
+        self,
+        local: LocalNode,
+        config: JobConfig,
+        *,
+        incarnation: str,
+        preload: Sequence[str],
+        mark: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.nodes = local.nodes
+        self.nodes.admit = self._admit
+        self._local, self._config, self._clock = local, config, clock
+        self._incarnation, self._preload, self._mark = incarnation, preload, mark
+        self._host = os.uname().nodename
+        self._timeout_s = config.cluster.heartbeat_timeout_s
+        self._here: dict[Key, None] = {}
+        """Processes of the local node that have not ended."""
+        self._joined: dict[str, _Joined] = {}
+        self._lost: dict[str, None] = {}
+        """Names of nodes that were lost; they may not join again."""
+        self._waiting: dict[Key, tuple[ProcessSpec, str]] = {}
+        """Processes without a node, with the last reported reason."""
+        self._unclaimed: dict[Key, Known] = {}
+        """Processes of an earlier master that no node has reported yet."""
+        self._stops: dict[Key, float] = {}
+        """Grace periods in seconds of unclaimed processes that should end."""
+        self._unclaimed_until = 0.0
+        self._expects_local = False
+        """True if the local node of an earlier master runs, and has not reported yet."""
+        self._begun = False
+        """True once the minimum number of machines had joined."""
+        self._events: list[LauncherEvent] = []
+        self._where: dict[Key, str] = {}  # host of each process of another machine, also of ended
+        self._polled_at = clock()
+
+    # ---- the launcher ----
+
+    def start(self, spec: ProcessSpec) -> None:
+        with self.nodes.changed:
+            self._waiting[spec.role, spec.id] = spec, ""
+        self._place()
+
+    def adopt(self, known: Sequence[Known]) -> None:
+        with self.nodes.changed:
+            self._unclaimed = {(each.role, each.id): each for each in known}
+            self._unclaimed_until = self._clock() + self._timeout_s
+            self._begun = any(each.ran for each in known)
+        self._expects_local = self._local.expects_report()
+
+    def poll(self) -> Sequence[LauncherEvent]:
+        now = self._clock()
+        paused_s = now - self._polled_at - _PAUSE_S
+        self._polled_at = now
+        heard = self._local.poll()
+        with self.nodes.changed:
+            self._events += heard
+            if paused_s > 0:
+                self._excuse(paused_s + _PAUSE_S)
+            for node in list(self._joined.values()):
+                self._events += node.orders.events
+                node.orders.events = []
+                silent_s = now - (node.orders.heard_at or now)
+                if silent_s > self._timeout_s:
+                    self._lose(node, f"no report from {node.host} for {silent_s:.0f} s")
+                elif node.orders.leaves and not node.orders.members:
+                    self._events.append(MachineLeft(host=node.host))
+                    self._forget(node)
+            if (self._unclaimed or self._expects_local) and now >= self._unclaimed_until:
+                self._give_up()
+            for event in self._events:
+                if isinstance(event, ProcessExit | ProcessNotStarted):
+                    self._ended((event.role, event.id))
+        self._place()
+        with self.nodes.changed:
+            events, self._events = self._events, []
+        return events
+
+    def stop(self, role: str, id: int, *, grace_s: float) -> None:
+        key = (role, id)
+        with self.nodes.changed:
+            if key in self._unclaimed:
+                self._stops[key] = min(grace_s, self._stops.get(key, grace_s))
+                return
+            if key in self._waiting:
+                del self._waiting[key]
+                code = 128 + signal.SIGTERM
+                self._events.append(ProcessExit(role=role, id=id, code=code))
+                return
+            for node in self._joined.values():
+                if key in node.processes:
+                    node.orders.stop(role, id, grace_s=grace_s, now=self._clock())
+                    self.nodes.changed.notify_all()
+                    return
+        self._local.stop(role, id, grace_s=grace_s)
+
+    def stop_all(self, *, grace_s: float) -> None:
+        deadline = self._clock() + grace_s + _ENDS_S
+        for role, id in self._members():
+            self.stop(role, id, grace_s=grace_s)
+        while self._members() and self._clock() < deadline:
+            self.poll()
+            time.sleep(_POLL_S)
+        with self.nodes.changed:
+            for node in self._joined.values():
+                node.orders.end()
+            self.nodes.changed.notify_all()
+        self._local.stop_all(grace_s=0.0)
+        deadline = self._clock() + _ENDS_S
+        while not self._all_told() and self._clock() < deadline:
+            time.sleep(_POLL_S)
+        if self._mark is not None:
+            self._mark.unlink(missing_ok=True)
+
+    def log_path(self, role: str, id: int) -> str:
+        host = self._where.get((role, id))
+        return f"output of the node on {host}" if host else self._local.log_path(role, id)
+
+    def close(self) -> None:
+        self._local.close()
+
+    # ---- nodes that join, called with the lock of the nodes ----
+
+    def _admit(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse | None:
+        """Answer an unknown node, or add it and return None."""
+        try:
+            require_same_experiment(self._config, request)
+        except UsageError as error:
+            return pb.NodeReportResponse(leave=True, failed=True, why=str(error))
+        if not request.incarnation:
+            return pb.NodeReportResponse(job=self._job())
+        if request.incarnation != self._incarnation:
+            why = "the job was started anew; join it again"
+            return pb.NodeReportResponse(leave=True, failed=True, why=why)
+        if request.node in self._lost:
+            why = f"this node was declared lost: no report for {self._timeout_s:g} s"
+            return pb.NodeReportResponse(leave=True, failed=True, why=why)
+        if request.node == local_node.NAME:
+            orders = Orders()
+            self._here |= dict.fromkeys(self._claim(request, orders))
+            self._local.found(orders)
+            self._expects_local = False
+            return None
+        cluster = self._config.cluster
+        if len(self._joined) + 1 >= cluster.max_nodes:
+            n = cluster.max_nodes
+            why = f"the job has its {n} machines (--nnodes), this one waits for a free place"
+            return pb.NodeReportResponse(why=why)
+        slots, orders = min(cluster.slots, request.slots or cluster.slots), Orders(request.host)
+        node = _Joined(name=request.node, host=request.host, slots=slots, orders=orders)
+        claimed = self._claim(request, orders)
+        node.processes |= dict.fromkeys(claimed)
+        self._where |= dict.fromkeys(claimed, node.host)
+        self._joined[node.name] = node
+        self.nodes.add(node.name, orders)
+        again = bool(request.running)
+        self._events.append(MachineJoined(host=node.host, slots=slots, again=again))
+        return None
+
+    def _claim(self, request: pb.NodeReportRequest, orders: Orders) -> list[Key]:
+        """Add the processes of an earlier master that a node reports to its orders, and return
+        them."""
+        claimed = []
+        reported = [(each.role, each.id) for each in request.running]
+        reported += [(each.role, each.id) for each in request.ended]
+        for key in reported:
+            known = self._unclaimed.pop(key, None)
+            if known is not None:
+                orders.adopt(known)
+                claimed.append(key)
+                if (grace_s := self._stops.pop(key, None)) is not None:
+                    orders.stop(*key, grace_s=grace_s, now=self._clock())
+        return claimed
+
+    def _job(self) -> pb.JobOfNode:
+        config = self._config
+        file = Path(config.model_file)
+        code: Mapping[str, bytes] = {}
+        digest = ""
+        try:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            code = sources(file, file.parent, fix="torch-edl join --model-file FILE names a copy")
+        except (OSError, UsageError) as error:
+            log.warning("the code of the job cannot be sent to a machine that joins: %s", error)
+        if sum(map(len, code.values())) > _MOST_CODE_BYTES:
+            code = {}
+        environment = {name: os.environ[name] for name in _SHARED if name in os.environ}
+        if config.process_notice:
+            environment[ENV_NOTICE] = config.process_notice
+        return pb.JobOfNode(
+            name=config.name,
+            incarnation=self._incarnation,
+            preload=self._preload,
+            environment=environment,
+            model_file=config.model_file,
+            digest=digest,
+            code=code,
+            folder=str(self._mark.parent) if self._mark is not None else "",
+            mark=self._mark.name if self._mark is not None else "",
+        )
+
+    def _excuse(self, paused_s: float) -> None:
+        """Do not count a pause of this process as silence of the nodes."""
+        self._unclaimed_until += paused_s
+        for node in self._joined.values():
+            if node.orders.heard_at is not None:
+                node.orders.heard_at += paused_s
+
+    def _lose(self, node: _Joined, why: str) -> None:
+        """Report the end of all processes of a node."""
+        self._events.append(MachineLeft(host=node.host, why=why))
+        for role, id in node.orders.members:
+            lost = f"its machine {node.host} is lost"
+            self._events.append(
+                ProcessExit(role=role, id=id, why=lost, own_fault=False, node=node.host)
+            )
+        self._lost[node.name] = None
+        while len(self._lost) > _REMEMBERED:
+            del self._lost[next(iter(self._lost))]
+        self._forget(node)
+
+    def _forget(self, node: _Joined) -> None:
+        del self._joined[node.name]
+        self.nodes.remove(node.name)
+
+    def _give_up(self) -> None:
+        """Report the processes of an earlier master that no node has reported."""
+        for (role, id), known in self._unclaimed.items():
+            why = "no machine has reported it since the restart of the master"
+            self._events.append(
+                ProcessExit(role=role, id=id, why=why, own_fault=False)
+                if known.ran
+                else ProcessNotStarted(role=role, id=id)
+            )
+        self._unclaimed.clear()
+        self._stops.clear()
+        self._expects_local = False
+
+    def _ended(self, key: Key) -> None:
+        self._here.pop(key, None)
+        for node in self._joined.values():
+            node.processes.pop(key, None)
+
+    # ---- placement ----
+
+    def _place(self) -> None:
+        """Start each waiting process that has room, and report why the others wait."""
+        starts: list[ProcessSpec] = []
+        with self.nodes.changed:
+            if not self._waiting:
+                return
+            cluster = self._config.cluster
+            awake = [node for node in self._joined.values() if self._is_awake(node)]
+            rooms = [
+                Room(name=n.name, host=n.host, slots=n.slots, processes=tuple(n.processes))
+                for n in awake
+            ]
+            if not self._expects_local:
+                own = tuple(self._here)
+                here = Room(name=_HERE, host=self._host, slots=cluster.slots, processes=own)
+                rooms = [here, *rooms]
+            self._begun = self._begun or len(rooms) >= cluster.min_nodes
+            found: dict[Key, str] = {}
+            if self._begun:
+                found = place([spec for spec, _ in self._waiting.values()], rooms)
+            for key, name in found.items():
+                spec, _ = self._waiting.pop(key)
+                if name == _HERE:
+                    self._here[key] = None
+                    starts.append(spec)
+                    continue
+                node = self._joined[name]
+                node.processes[key] = None
+                self._where[key] = node.host
+                node.orders.start(spec)
+            if found:
+                self.nodes.changed.notify_all()
+            self._tell_waiting(len(rooms))
+        for spec in starts:
+            host = split(cluster.endpoint)[0]
+            self._local.start(replace(spec, env={ENV_HOST: host, **spec.env}))
+
+    def _tell_waiting(self, machines: int) -> None:
+        cluster = self._config.cluster
+        for key, (spec, told) in self._waiting.items():
+            why = f"no free slot: {machines} machines have {cluster.slots} workers each (--nnodes)"
+            if not self._begun:
+                why = f"not enough machines: {machines} of at least {cluster.min_nodes} have joined"
+            if why != told:
+                self._waiting[key] = spec, why
+                fix = f"on another machine, run torch-edl join {cluster.endpoint}"
+                self._events.append(
+                    ProcessWaits(role=spec.role, id=spec.id, why=why, fix=fix, placed=False)
+                )
+
+    def _is_awake(self, node: _Joined) -> bool:
+        heard_at = node.orders.heard_at
+        fresh = heard_at is None or self._clock() - heard_at < min(_AWAKE_S, self._timeout_s)
+        return fresh and not node.orders.leaves
+
+    # ---- the end ----
+
+    def _members(self) -> list[Key]:
+        with self.nodes.changed:
+            found = [key for node in self._joined.values() for key in node.processes]
+            return [*found, *self._here, *self._waiting]
+
+    def _all_told(self) -> bool:
+        with self.nodes.changed:
+            awake = [node for node in self._joined.values() if self._is_awake(node)]
+            return all(node.orders.told_to_leave for node in awake)
