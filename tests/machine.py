@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -30,16 +32,17 @@ class Machine:
         self._folder.dir.mkdir(parents=True)
         self._launcher: LocalNode | Machines | None = None
         handlers = {"NodeReport": self._report}
+        token = secrets.token_urlsafe(32)
         self._server, port = serve(
             services.NODES,
             handlers,
             address="127.0.0.1:0",
-            token="t",
+            token=token,
             threads=4,
             waiting=handlers,
             waiting_threads=4,
         )
-        self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: "t"}
+        self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: token}
 
     def launcher(self) -> LocalNode | Machines:
         self._launcher = self._local()
@@ -84,10 +87,9 @@ class SeveralMachines(Machine):
         self.config = JobConfig(name="ctr", model_file="/nowhere/model.py", cluster=cluster)
         self.nodes: list[subprocess.Popen[bytes]] = []
 
-    def launcher(self) -> Machines:
-        self._launcher = Machines(
-            self._local(), self.config, incarnation="ab", preload=(), mark=None
-        )
+    def launcher(self, *, model_file: str = "", mark: Path | None = None) -> Machines:
+        config = replace(self.config, model_file=model_file or self.config.model_file)
+        self._launcher = Machines(self._local(), config, incarnation="ab", preload=(), mark=mark)
         return self._launcher
 
     def join(

@@ -94,14 +94,18 @@ def _parts(job: JobHandle, found: dict[str, Any], *, everything: bool) -> list[T
     if found["state"] == "dead" and found.get("kind") == "train":
         parts.append(Text(f"  torch-edl continue {job.name} continues it"))
     if found["processes"]:
-        processes = table("process", "pid>", "state", "address", "log")
+        machines = any(p.get("node") for p in found["processes"])
+        columns = ["process", "pid>", "state", *["machine"] * machines, "address", "log"]
+        processes = table(*columns)
         processes.columns[-1].overflow = "fold"
         listed = found["processes"] if everything else _worth_a_row(found["processes"])
         for p in listed:
             ended = f" ({p['exit']})" if p.get("exit") else ""
             log = str(p.get("log", "")).removeprefix(f"{job.logs}/")
             name = f"{p['role']}-{p['id']}"
-            processes.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
+            where = [str(p.get("node", ""))] if machines else []
+            state = p["state"] + ended
+            processes.add_row(name, str(p["pid"]), state, *where, p["address"], log)
         parts.append(processes)
         if hidden := len(found["processes"]) - len(listed):
             parts.append(Text(f"  {hidden:,} more ended earlier; --all lists them"))

@@ -217,7 +217,9 @@ class JobConfig(Checked):
         )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(
-            durability != "journal" or self.is_on_one_machine or bool(self.durability.journal_dir),
+            durability != "journal"
+            or self.cluster.max_nodes == 1
+            or bool(self.durability.journal_dir),
             "--durability journal: the journal of a server would be lost with its machine; add "
             "--journal-dir on a file system that all machines share, or write --durability replica",
         )

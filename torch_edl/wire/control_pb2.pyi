@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "waits_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "usage", "machine")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "node", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "waits_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "usage", "machine")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class ProcessStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     EXPENDABLE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,7 @@ class ProcessStatus(_message.Message):
     address: str
     exit: str
     log: str
+    node: str
     problem: str
     kept: bool
     expendable: bool
@@ -73,7 +75,7 @@ class ProcessStatus(_message.Message):
     slow: float
     usage: _counts_pb2.Usage
     machine: _containers.ScalarMap[str, float]
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., waits_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., waits_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "level", "text", "traceback")

@@ -87,6 +87,7 @@ def describe(
             role=process.kind,
             id=process.id,
             pid=process.pid,
+            node=process.node,
             state=process.state,
             address=server.address if server else "",
             exit=process.exit,

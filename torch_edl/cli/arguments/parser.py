@@ -226,19 +226,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  torch-edl predict model.py --from trained --data new.parquet --output scores.csv",
     )
 
-    joining = verb(
-        "join",
-        "join.main",
-        "lend this machine to a running job of several machines",
-        epilog=_JOIN_EPILOG,
-    )
-    text = "address of the job's master: the value of --rdzv-endpoint"
-    joining.add_argument("endpoint", metavar="HOST:PORT", help=text)
-    text = "most workers on this machine (default: as the job decides)"
-    add_option(joining, "--nproc-per-node N", text, type=whole)
-    text = "the model file on this machine (default: a copy of the master's)"
-    add_option(joining, "--model-file FILE", text, default="")
-
     export = verb(
         "export",
         "model_file.export",
@@ -317,6 +304,19 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_CONTINUE_EPILOG,
     )
     add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
+
+    joining = verb(
+        "join",
+        "join.main",
+        "lend this machine to a running job of several machines",
+        epilog=_JOIN_EPILOG,
+    )
+    text = "address of the job's master: the value of --rdzv-endpoint"
+    joining.add_argument("endpoint", metavar="HOST:PORT", help=text)
+    text = "most workers on this machine (default: as the job decides)"
+    add_option(joining, "--nproc-per-node N", text, type=whole)
+    text = "the model file on this machine (default: a copy of the master's)"
+    add_option(joining, "--model-file FILE", text, default="")
 
     stop = verb(
         "stop",

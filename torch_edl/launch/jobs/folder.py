@@ -110,6 +110,7 @@ class _Process(TypedDict):
     address: str
     exit: str
     log: NotRequired[str]
+    node: NotRequired[str]
     phase: NotRequired[str]
     problem: NotRequired[str]
     records: NotRequired[Count]

@@ -15,6 +15,7 @@ from master.runtime.machines import Machines
 from tests.machine import SeveralMachines
 from tests.waiting import is_running, wait_for
 from torch_edl.config import Experiment
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.processes.launcher import (
     Known,
     LauncherEvent,
@@ -225,7 +226,7 @@ def test_who_may_not_join_is_told_why(place: SeveralMachines) -> None:
 
 def test_a_job_of_one_machine_takes_no_other(place: SeveralMachines) -> None:
     one = super(SeveralMachines, place).launcher()
-    stub = Stub(services.NODES, place.config.cluster.endpoint, "t")
+    stub = Stub(services.NODES, place.env[ENV_MASTER], place.env[ENV_TOKEN])
     answer = stub.call(pb.NodeReportRequest(), timeout_s=20)
     stub.close()
     assert answer.leave
