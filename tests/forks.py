@@ -7,11 +7,14 @@ import os
 import sys
 from pathlib import Path
 
+from torch_edl.pytorch.torch_internals import defer_compiler
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "pytest",
-     "torch_edl.api.job", "torch_edl.cli.__main__", "torch_edl.cli.script"]
+    ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.api.job",
+     "torch_edl.cli.__main__", "torch_edl.cli.script", __name__]
 )  # fmt: skip
+defer_compiler()  # here and in the server, which imports this module
 
 
 def run_torch_edl(words: list[str], env: dict[str, str], out: Path, err: Path) -> None:

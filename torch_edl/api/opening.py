@@ -22,6 +22,7 @@ from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, ENV_UNSEEN
 from torch_edl.errors import DismissedError, TrainingOverError, UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.this_process import outlive_terminal
+from torch_edl.pytorch.torch_internals import defer_compiler
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def init(
         UsageError: a value is out of range; or this process is one of several and has an open job.
     """
     global _current, _newest
+    defer_compiler()
     checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
     several = several and is_plain()
     if _current is not None and not _current.closed and not several:

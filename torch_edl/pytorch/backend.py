@@ -22,9 +22,9 @@ class _PyTorch(Backend):
 
     def warm_up(self) -> None:
         from torch_edl.pytorch import contract, model_file  # noqa: F401 - they import torch
-        from torch_edl.pytorch.torch_internals import import_compiler
+        from torch_edl.pytorch.torch_internals import defer_compiler
 
-        import_compiler()
+        defer_compiler()
 
     def load_contract(self, path: str, args: Sequence[str]) -> Any:
         from torch_edl.pytorch.contract import load_contract

@@ -8,12 +8,15 @@ changes. The class of a table's weight, which :mod:`torch_edl.nn` needs below th
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -45,15 +48,59 @@ _grad: Any = torch.Tensor.grad
 # ---- import ----
 
 
-def import_compiler() -> None:
-    """Import torch's compiler, which takes one or two seconds.
+_COMPILER = "torch._dynamo"
 
-    The first optimizer of a process imports ``torch._dynamo``, because methods of ``Optimizer`` are
-    decorated with ``torch._disable_dynamo`` (``torch/_compile.py``;
-    github.com/pytorch/pytorch/pull/127325). The fork server imports it for all workers. Nothing
-    breaks if torch changes; ``benchmarks/start.py`` measures the time to the first step.
+
+class _DeferredCompiler(ModuleType):
+    """Stands for ``torch._dynamo`` until a caller needs more than to mark code that is not to be
+    compiled. Every other name imports torch's compiler, which then takes the place of this one."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(_COMPILER)
+        # What finds modules by their file, such as inspect, need not import the compiler.
+        self.__spec__, self.__file__ = spec, spec.origin
+        self._eager: list[Any] = []
+
+    def graph_break(self, msg: str = "") -> None:
+        """Do nothing: no code is compiled yet."""
+
+    def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
+        """Return the function itself to ``torch._disable_dynamo``, which keeps the answer."""
+        if options != {"wrapping": False}:  # another caller
+            return self._import().disable(fn, recursive, **options)
+        self._eager.append(fn)
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # __path__: a submodule is imported
+            raise AttributeError(f"module {_COMPILER!r} has no attribute {name!r}")
+        return getattr(self._import(), name)
+
+    def _import(self) -> Any:
+        if sys.modules.get(_COMPILER) is self:
+            del sys.modules[_COMPILER]
+            vars(torch).pop("_dynamo", None)
+        compiler = importlib.import_module(_COMPILER)
+        while self._eager:  # the next call asks the compiler
+            vars(self._eager.pop()).pop("__dynamo_disable", None)
+        return compiler
+
+
+def defer_compiler() -> None:
+    """Import torch's compiler not before something is compiled. The import takes as much CPU as
+    that of the rest of torch.
+
+    Otherwise the first step of an optimizer imports ``torch._dynamo``: methods of ``Optimizer`` are
+    decorated with ``torch._disable_dynamo`` (``torch/_compile.py``), and its steps call
+    ``graph_break`` (``torch/optim/optimizer.py``); github.com/pytorch/pytorch/pull/127325. If torch
+    uses other names one day, their use imports the compiler, as it does without this function. The
+    tests are in ``tests/unit/pytorch/test_torch_internals.py``.
     """
-    importlib.import_module("torch._dynamo")
+    if _COMPILER not in sys.modules:
+        spec = importlib.util.find_spec(_COMPILER)
+        if spec is not None:
+            compiler: Any = _DeferredCompiler(spec)
+            sys.modules[_COMPILER] = torch._dynamo = compiler
 
 
 # ---- autograd ----
