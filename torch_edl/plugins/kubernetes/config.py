@@ -44,7 +44,7 @@ class KubernetesConfig(Checked):
         "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
     )
     """The remaining workers have :attr:`priority_class`."""
-    spares: int = _option(
+    spares: int = option(
         0,
         "--spares N",
         "idle pods, each of which can take the place of a lost worker pod at once (default: 0)",
