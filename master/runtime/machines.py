@@ -48,7 +48,7 @@ _PAUSE_S = 2.0
 _POLL_S = 0.01
 # Seconds in which the processes must end after their grace period, and then the nodes.
 _ENDS_S = 10.0
-# Lost nodes whose names are remembered.
+# Lost nodes, and processes of other machines, that are remembered.
 _REMEMBERED = 10_000
 _HERE = "here"
 # Maximum size of the code that is sent to a node that joins.
@@ -111,7 +111,8 @@ class Machines:
         self._begun = False
         """True once the minimum number of machines had joined."""
         self._events: list[LauncherEvent] = []
-        self._where: dict[Key, str] = {}  # host of each process of another machine, also of ended
+        self._where: dict[Key, str] = {}
+        """Machine of each process that was placed elsewhere, also of ended ones."""
         self._polled_at = clock()
 
     # ---- the launcher ----
@@ -230,7 +231,8 @@ class Machines:
         node = _Joined(name=request.node, host=request.host, slots=slots, orders=orders)
         claimed = self._claim(request, orders)
         node.processes |= dict.fromkeys(claimed)
-        self._where |= dict.fromkeys(claimed, node.host)
+        for key in claimed:
+            self._note_where(key, node.host)
         self._joined[node.name] = node
         self.nodes.add(node.name, orders)
         again = bool(request.running)
@@ -303,6 +305,11 @@ class Machines:
         del self._joined[node.name]
         self.nodes.remove(node.name)
 
+    def _note_where(self, key: Key, host: str) -> None:
+        self._where[key] = host
+        while len(self._where) > _REMEMBERED:
+            del self._where[next(iter(self._where))]
+
     def _give_up(self) -> None:
         """Report the processes of an earlier master that no node has reported."""
         for (role, id), known in self._unclaimed.items():
@@ -351,7 +358,7 @@ class Machines:
                     continue
                 node = self._joined[name]
                 node.processes[key] = None
-                self._where[key] = node.host
+                self._note_where(key, node.host)
                 node.orders.start(spec)
             if found:
                 self.nodes.changed.notify_all()

@@ -181,6 +181,8 @@ class Node:
         self._heard_at = now
         self._leaves = self._leaves or answer.leave
         self._code = int(answer.leave and answer.failed)
+        if answer.leave and not answer.why and self._has_joined:
+            log.info("the job is over")
         if answer.why and answer.why != self._why:
             log.log(logging.ERROR if answer.failed else logging.WARNING, "%s", answer.why)
         self._why = answer.why
