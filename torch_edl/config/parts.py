@@ -195,15 +195,15 @@ class ClusterConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_workers > self.max_workers:
-            raise UsageError(
-                f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the "
-                f"maximum; write {self.max_workers}:{self.min_workers}"
-            )
         if self.min_nodes > self.max_nodes:
             raise UsageError(
                 f"--nnodes {self.min_nodes}:{self.max_nodes}: the minimum is above the maximum; "
                 f"write {self.max_nodes}:{self.min_nodes}"
+            )
+        if self.min_workers > self.max_workers:
+            raise UsageError(
+                f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the "
+                f"maximum; write {self.max_workers}:{self.min_workers}"
             )
         if self.max_nodes > 1 and not self.endpoint:
             raise UsageError(

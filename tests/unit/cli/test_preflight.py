@@ -225,3 +225,72 @@ def test_output_file(tmp_path: Path) -> None:
     preflight.check_output_file(str(tmp_path / "x.csv"), (".csv",))
     with pytest.raises(UsageError, match=r"x\.txt: the name must end in \.csv or \.npz"):
         preflight.check_output_file("x.txt", (".csv", ".npz"))
+
+
+STRONG = "gUpkdyrVcs3PqIqzPDXSqjLhIjUZeLm3VMPn2kMWbGs"
+HERE = ["--rdzv-endpoint", "127.0.0.1:29400"]
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "slots"),
+    [
+        (["--nnodes", "2:4", "--nproc-per-node", "2"], (4, 8), 2),
+        (["--nnodes", "3"], (3, 3), 1),
+        (["--nnodes", "1:3", "--workers", "2:8"], (2, 8), 3),
+        (["--nnodes", "1:3", "--workers", "2:8", "--nproc-per-node", "4"], (2, 8), 4),
+        (["--nproc-per-node", "3"], (3, 3), 3),
+    ],
+)
+def test_workers_of_several_machines(
+    check: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    workers: tuple[int, int],
+    slots: int,
+) -> None:
+    monkeypatch.setenv("TORCH_EDL_TOKEN", STRONG)
+    cluster = check(*words, *HERE).cluster
+    assert ((cluster.min_workers, cluster.max_workers), cluster.slots) == (workers, slots)
+
+
+def test_what_several_machines_cannot_do(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "set TORCH_EDL_TOKEN to one secret" in refused(check, "--nnodes", 2, *HERE)
+    monkeypatch.setenv("TORCH_EDL_TOKEN", "short")
+    assert "TORCH_EDL_TOKEN: 5 characters" in refused(check, "--nnodes", 2, *HERE)
+    monkeypatch.setenv("TORCH_EDL_TOKEN", STRONG)
+    for words, message in (
+        (["--nnodes", "2"], "--nnodes 2: add --rdzv-endpoint HOST:PORT"),
+        (["--nnodes", "3:2", *HERE], "--nnodes 3:2: the minimum is above the maximum; write 2:3"),
+        (["--nnodes", "2", "--rdzv-endpoint", "node0"], "node0: not an endpoint"),
+        (
+            ["--nnodes", "2", "--workers", "9", "--nproc-per-node", "4", *HERE],
+            "--workers 9: 2 machines (--nnodes) of 4 workers (--nproc-per-node) have only 8",
+        ),
+        (
+            ["--nnodes", "2", "--durability", "journal", "--ps", "2", *HERE],
+            "--durability journal: the journal of a server would be lost with its machine",
+        ),
+        (
+            ["--nnodes", "2", "--detach", "--rdzv-endpoint", "203.0.113.1:29400"],
+            "--detach: the master is on another machine",
+        ),
+    ):
+        assert message in refused(check, *words), words
+
+
+def test_a_name_of_this_machine_that_others_do_not_reach(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EDL_TOKEN", STRONG)
+    monkeypatch.setattr(preflight, "is_loopback_name", lambda endpoint: "node0" in endpoint)
+    monkeypatch.setattr(preflight, "is_local", lambda endpoint: True)
+    message = refused(check, "--nnodes", 2, "--rdzv-endpoint", "node0:29400")
+    assert "node0 is a loopback address on this machine" in message
+
+
+def test_the_experiment_of_all_machines(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EDL_TOKEN", STRONG)
+    one, other = (check("--nnodes", 2, *HERE).experiment for _ in range(2))
+    assert one is not None
+    assert other is not None
+    assert one.difference(other) == ""
