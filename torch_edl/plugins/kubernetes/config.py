@@ -47,7 +47,7 @@ class KubernetesConfig(Checked):
     spares: int = option(
         0,
         "--spares N",
-        "idle pods, each of which can take the place of a lost worker pod at once (default: 0)",
+        "idle pods that replace lost worker pods at once (default: 0)",
         minimum=0,
     )
     service_account: str = _option(
