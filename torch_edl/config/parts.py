@@ -331,7 +331,7 @@ class DurabilityConfig(Checked):
     failover: str = train_option(
         "restart",
         "--ps-failover restart|worker",
-        "on Kubernetes, replace a lost server in a new or a worker's pod",
+        "on Kubernetes, a lost server gets a new or a worker's pod",
         choices=("restart", "worker"),
     )
     """``restart`` also uses the pod of a worker if no machine has room for a new pod."""
