@@ -52,12 +52,12 @@ examples:
   torch-edl run model.py --data train.csv --dry-run -- --hidden 256
       check the model file and the data, print the plan; --hidden goes to the model file
 
-MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
-feed(records, mode, metadata); learning rates and layers are set there.
-
   torch-edl run model.py --data '/shared/clicks-*.parquet' --ps 2 \\
           --nnodes 2:4 --nproc-per-node 2 --rdzv-endpoint node0:29400
       the same command on two to four machines; node0 runs the master
+
+MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
+feed(records, mode, metadata); learning rates and layers are set there.
 
 A training script takes torchrun's options and is elastic if it uses torch_edl. Options go before
 the script; what follows the script belongs to the script:
