@@ -17,6 +17,7 @@ from torch_edl.cli.arguments import preflight
 from torch_edl.cli.arguments.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.launch.jobs import master_host
 from torch_edl.launch.jobs.folder import JobFolder
 
 Check = Callable[..., JobConfig]
@@ -282,7 +283,7 @@ def test_a_name_of_this_machine_that_others_do_not_reach(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EDL_TOKEN", STRONG)
-    monkeypatch.setattr(preflight, "is_loopback_name", lambda endpoint: "node0" in endpoint)
+    monkeypatch.setattr(master_host, "is_loopback_name", lambda endpoint: "node0" in endpoint)
     monkeypatch.setattr(preflight, "is_local", lambda endpoint: True)
     message = refused(check, "--nnodes", 2, "--rdzv-endpoint", "node0:29400")
     assert "node0 is a loopback address on this machine" in message

@@ -18,7 +18,7 @@ from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.launch.jobs import folder, master_host
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.training.contract.backends import TORCH, backend_of, named
-from torch_edl.wire.endpoint import is_local, is_loopback_name, is_remote, split
+from torch_edl.wire.endpoint import is_local, split
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 """Suffixes of a file of predictions."""
@@ -80,12 +80,8 @@ def _check_machines(args: argparse.Namespace, config: JobConfig) -> JobConfig:
             f"{ENV_TOKEN} to one secret text on all machines, such as the output of "
             "`openssl rand -base64 32`"
         )
-    if is_here(config) and is_remote(endpoint) and is_loopback_name(endpoint):
-        raise UsageError(
-            f"--rdzv-endpoint {endpoint}: {split(endpoint)[0]} is a loopback address on this "
-            "machine (see /etc/hosts), so no other machine reaches the master; name an address of "
-            "this machine that others reach"
-        )
+    if is_here(config) and (problem := master_host.unreachable(endpoint)):
+        raise UsageError(f"--rdzv-endpoint {endpoint}: {problem}")
     if args.detach and not is_here(config):
         raise UsageError(
             f"--detach: the master is on another machine ({endpoint}), and this command only lends "

@@ -103,13 +103,8 @@ def find_or_start(
     environment_token(endpoint)
     if not is_local(endpoint):
         return JobMaster(address=endpoint, token=named_token(endpoint))
-    if is_remote(endpoint) and is_loopback_name(endpoint):
-        log.warning(
-            "%s: %s is a loopback address on this machine (see /etc/hosts), so no other machine "
-            "reaches the master; name an address of this machine that others reach",
-            endpoint,
-            split(endpoint)[0],
-        )
+    if problem := unreachable(endpoint):
+        log.warning("%s: %s", endpoint, problem)
     names = names or [config.name]
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
     with folder.one_at_a_time(place):
@@ -123,6 +118,17 @@ def find_or_start(
                 found = start(new, listen=endpoint, follows=follows)
         presence = JobFolder(found.job).take_part() if found.job else None
         return dataclasses.replace(found, presence=presence)
+
+
+def unreachable(endpoint: str) -> str:
+    """Return why no other machine reaches a master at an endpoint of this machine, with advice;
+    empty if others may reach it, or if the endpoint is meant for this machine only."""
+    if not (is_remote(endpoint) and is_loopback_name(endpoint)):
+        return ""
+    return (
+        f"{split(endpoint)[0]} is a loopback address on this machine (see /etc/hosts), so no other "
+        "machine reaches the master; name an address of this machine that others reach"
+    )
 
 
 def _start(job: JobFolder, *, token: str, listen: str, follows: bool) -> JobMaster:
