@@ -109,10 +109,10 @@ class LocalNode:
                 self.nodes.changed.notify_all()
 
     def stop_all(self, *, grace_s: float) -> None:
-        for role, id in self._members():
+        for role, id in self.members():
             self.stop(role, id, grace_s=grace_s)
         deadline = time.monotonic() + grace_s + _ENDS_S
-        while self._members() and time.monotonic() < deadline:
+        while self.members() and time.monotonic() < deadline:
             self.poll()
             time.sleep(_POLL_S)
         with self.nodes.changed:
@@ -133,7 +133,8 @@ class LocalNode:
     def log_path(self, role: str, id: int) -> str:
         return str(self._folder.logs / f"{role}-{id}.log")
 
-    def _members(self) -> list[tuple[str, int]]:
+    def members(self) -> list[tuple[str, int]]:
+        """Return role and id of each process of the node."""
         with self.nodes.changed:
             return self._orders.members if self._orders is not None else []
 

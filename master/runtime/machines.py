@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from master.runtime import local_node
@@ -64,8 +64,6 @@ class _Joined:
     host: str
     slots: int
     orders: Orders
-    processes: dict[Key, None] = field(default_factory=dict)
-    """Processes that were placed on the node and have not ended."""
 
 
 class Machines:
@@ -94,8 +92,6 @@ class Machines:
         self._incarnation, self._preload, self._mark = incarnation, preload, mark
         self._host = os.uname().nodename
         self._timeout_s = config.cluster.heartbeat_timeout_s
-        self._here: dict[Key, None] = {}
-        """Processes of the local node that have not ended."""
         self._joined: dict[str, _Joined] = {}
         self._lost: dict[str, None] = {}
         """Names of nodes that were lost; they may not join again."""
@@ -149,9 +145,6 @@ class Machines:
                     self._forget(node)
             if (self._unclaimed or self._expects_local) and now >= self._unclaimed_until:
                 self._give_up()
-            for event in self._events:
-                if isinstance(event, ProcessExit | ProcessNotStarted):
-                    self._ended((event.role, event.id))
         self._place()
         with self.nodes.changed:
             events, self._events = self._events, []
@@ -169,7 +162,7 @@ class Machines:
                 self._events.append(ProcessExit(role=role, id=id, code=code))
                 return
             for node in self._joined.values():
-                if key in node.processes:
+                if key in node.orders.members:
                     node.orders.stop(role, id, grace_s=grace_s, now=self._clock())
                     self.nodes.changed.notify_all()
                     return
@@ -182,6 +175,7 @@ class Machines:
         while self._members() and self._clock() < deadline:
             self.poll()
             time.sleep(_POLL_S)
+        self.poll()  # the last ends
         with self.nodes.changed:
             for node in self._joined.values():
                 node.orders.end()
@@ -218,7 +212,7 @@ class Machines:
             return pb.NodeReportResponse(leave=True, failed=True, why=why)
         if request.node == local_node.NAME:
             orders = Orders()
-            self._here |= dict.fromkeys(self._claim(request, orders))
+            self._claim(request, orders)
             self._local.found(orders)
             self._expects_local = False
             return None
@@ -229,9 +223,8 @@ class Machines:
             return pb.NodeReportResponse(why=why)
         slots, orders = min(cluster.slots, request.slots or cluster.slots), Orders(request.host)
         node = _Joined(name=request.node, host=request.host, slots=slots, orders=orders)
-        claimed = self._claim(request, orders)
-        node.processes |= dict.fromkeys(claimed)
-        for key in claimed:
+        self._claim(request, orders)
+        for key in orders.members:
             self._note_where(key, node.host)
         self._joined[node.name] = node
         self.nodes.add(node.name, orders)
@@ -239,20 +232,16 @@ class Machines:
         self._events.append(MachineJoined(host=node.host, slots=slots, again=again))
         return None
 
-    def _claim(self, request: pb.NodeReportRequest, orders: Orders) -> list[Key]:
-        """Add the processes of an earlier master that a node reports to its orders, and return
-        them."""
-        claimed = []
+    def _claim(self, request: pb.NodeReportRequest, orders: Orders) -> None:
+        """Add the processes of an earlier master that a node reports to its orders."""
         reported = [(each.role, each.id) for each in request.running]
         reported += [(each.role, each.id) for each in request.ended]
         for key in reported:
             known = self._unclaimed.pop(key, None)
             if known is not None:
                 orders.adopt(known)
-                claimed.append(key)
                 if (grace_s := self._stops.pop(key, None)) is not None:
                     orders.stop(*key, grace_s=grace_s, now=self._clock())
-        return claimed
 
     def _job(self) -> pb.JobOfNode:
         config = self._config
@@ -323,11 +312,6 @@ class Machines:
         self._stops.clear()
         self._expects_local = False
 
-    def _ended(self, key: Key) -> None:
-        self._here.pop(key, None)
-        for node in self._joined.values():
-            node.processes.pop(key, None)
-
     # ---- placement ----
 
     def _place(self) -> None:
@@ -339,11 +323,11 @@ class Machines:
             cluster = self._config.cluster
             awake = [node for node in self._joined.values() if self._is_awake(node)]
             rooms = [
-                Room(name=n.name, host=n.host, slots=n.slots, processes=tuple(n.processes))
+                Room(name=n.name, host=n.host, slots=n.slots, processes=n.orders.members)
                 for n in awake
             ]
             if not self._expects_local:
-                own = tuple(self._here)
+                own = self._local.members()
                 here = Room(name=_HERE, host=self._host, slots=cluster.slots, processes=own)
                 rooms = [here, *rooms]
             self._begun = self._begun or len(rooms) >= cluster.min_nodes
@@ -353,11 +337,9 @@ class Machines:
             for key, name in found.items():
                 spec, _ = self._waiting.pop(key)
                 if name == _HERE:
-                    self._here[key] = None
                     starts.append(spec)
                     continue
                 node = self._joined[name]
-                node.processes[key] = None
                 self._note_where(key, node.host)
                 node.orders.start(spec)
             if found:
@@ -389,8 +371,8 @@ class Machines:
 
     def _members(self) -> list[Key]:
         with self.nodes.changed:
-            found = [key for node in self._joined.values() for key in node.processes]
-            return [*found, *self._here, *self._waiting]
+            found = [key for node in self._joined.values() for key in node.orders.members]
+            return [*found, *self._local.members(), *self._waiting]
 
     def _all_told(self) -> bool:
         with self.nodes.changed:
