@@ -28,16 +28,14 @@ from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import USER
 from torch_edl.data.sources import IndexedSource, Records, Source, open_source, parts
-from torch_edl.data.sources.files import csv as csv_module
 from torch_edl.data.sources.files import parquet as parquet_module
 from torch_edl.data.sources.files import sliced as sliced_module
+from torch_edl.data.sources.files.blocks import BlockSource
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.plugins.formats import arrow as arrow_module
-from torch_edl.plugins.formats import avro as avro_module
-from torch_edl.plugins.formats import lines as lines_module
-from torch_edl.plugins.formats import tfrecord as tfrecord_module
-from torch_edl.plugins.formats import webdataset as webdataset_module
-from torch_edl.plugins.formats.tfrecord import TFRecordWriter
+from torch_edl.plugins.formats.avro import AvroSource
+from torch_edl.plugins.formats.tfrecord import TFRecordSource, TFRecordWriter
+from torch_edl.plugins.formats.webdataset import WebDatasetSource
 from torch_edl.plugins.sql import source as sql_module
 
 COUNT = 40
@@ -298,13 +296,12 @@ def cut_small(case: Case | None, monkeypatch: pytest.MonkeyPatch, home: Path) ->
         monkeypatch.setattr(sliced_module, "SPILL_ABOVE_BYTES", 0)
         monkeypatch.setattr(parquet_module, "SLICE_BYTES", 60)
         monkeypatch.setattr(arrow_module, "SLICE_BYTES", 400)
-    monkeypatch.setattr(avro_module, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 150)
-    monkeypatch.setattr(webdataset_module, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(AvroSource, "block_bytes", 100)
+    monkeypatch.setattr(BlockSource, "block_bytes", 150)
+    monkeypatch.setattr(WebDatasetSource, "block_bytes", 4000)
     monkeypatch.setattr(sql_module, "BLOCK_ROWS", PER_BLOCK)
     monkeypatch.setattr(sql_module, "PAGE_BLOCKS", 2)
-    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
-    monkeypatch.setattr(tfrecord_module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(TFRecordSource, "block_bytes", 100)
     monkeypatch.setenv("TORCH_EDL_HOME", str(home))
 
 

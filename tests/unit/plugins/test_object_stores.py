@@ -11,7 +11,7 @@ import pytest
 
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files import blocks
-from torch_edl.data.sources.files import csv as csv_module
+from torch_edl.data.sources.files.csv import CsvSource
 from torch_edl.errors import DataError, UsageError
 from torch_edl.plugins.object_stores import attempts, objects
 
@@ -19,7 +19,7 @@ from torch_edl.plugins.object_stores import attempts, objects
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
+    monkeypatch.setattr(CsvSource, "block_bytes", 150)
     store = fsspec.filesystem("memory").store
     yield
     store.clear()

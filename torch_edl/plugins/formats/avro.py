@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Gathered, Index
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import Records
 
@@ -25,8 +25,6 @@ except ImportError as error:
     raise UsageError("Avro files: fastavro is missing: pip install 'torch-edl[avro]'") from error
 
 log = logging.getLogger(__name__)
-
-BLOCK_BYTES = 512 << 10
 
 _SYNC_BYTES = 16
 
@@ -59,6 +57,7 @@ class AvroSource(BlockSource):
     are left out, and a block of a wrong size ends the file."""
 
     kind = "avro"
+    block_bytes = 512 << 10
     schema = pa.schema([])
     _texts: Sequence[str] = ()
 
@@ -92,10 +91,9 @@ class AvroSource(BlockSource):
     def scan(self, file: DataFile) -> Index:
         details = {"head": base64.b64encode(_head(file)).decode()}
         self.prepare(details)
-        blocks: list[tuple[int, int, int]] = []
+        gathered = Gathered(self.block_bytes)
         damaged = records = 0
-        first = offset = len(self._head)
-        count = 0
+        offset = len(self._head)
         while offset < file.size:
             try:
                 end, found = self._block_at(file, offset)
@@ -107,21 +105,14 @@ class AvroSource(BlockSource):
                         file.path, f"record {records:,}: {error.reason}", offset
                     ) from error
                 log.warning("left out: %s", error)
-                blocks.append((first, offset - first, count))
                 damaged += found if error.offset is not None else 1
                 if error.offset is None:
-                    first, count = offset, 0
                     break
-                first, count, offset = end, 0, end
-                continue
+            else:
+                gathered.add(offset, end, found)
+                records += found
             offset = end
-            count += found
-            records += found
-            if offset - first >= BLOCK_BYTES:
-                blocks.append((first, offset - first, count))
-                first, count = offset, 0
-        blocks.append((first, offset - first, count))
-        return Index.of(blocks, damaged, **details)
+        return gathered.index(damaged, **details)
 
     def _block_at(self, file: DataFile, offset: int) -> tuple[int, int]:
         """Return the end of the Avro block at ``offset``, and its number of records; raise

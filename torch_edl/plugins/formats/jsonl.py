@@ -1,15 +1,16 @@
 """JSON lines: one object per line, read by pyarrow.
 
-A column has one type in the whole file. Integers and floating-point numbers become floating-point
-numbers, and times mixed with other texts become texts. Other mixtures of types are rejected, as are
-integers beyond 64 bits, which pyarrow would round, and deeply nested records, which would crash the
-process.
+Integers and floating-point numbers become floating-point numbers, and times mixed with other texts
+become texts. Other mixtures of types are rejected, as are integers beyond 64 bits, which pyarrow
+would round, and deeply nested records, which would crash the process. A field that no record of the
+sample has is left out, with a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json as python_json
+import logging
 import re
 from typing import Any
 
@@ -18,15 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json
 
-from torch_edl.plugins.formats.lines import LineSource, MalformedError
+from torch_edl.data.sources.files.lines import LineSource, MalformedError, MixedTypesError
+from torch_edl.data.sources.files.rows import Rows
+
+log = logging.getLogger(__name__)
 
 MAX_DEPTH = 64
 """Maximum nesting of objects and arrays. Arrow's formats have the same limit. pyarrow's parser
 needs 40 s for 5,000 levels, and overflows the stack of a thread at 20,000."""
 
-_ROW = re.compile(r" in row (\d+)$")
+_ROW = re.compile(r" in row \d+$")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_BLANKS = b" \t\r"
+_BLANKS = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -34,77 +38,86 @@ class JsonLinesSource(LineSource):
     """The records of a file of JSON lines."""
 
     kind = "jsonl"
+    _has_warned = False
 
-    def inferred(self, block: bytes) -> Any:
-        _check_text(block)
-        lines = _lines(block)
-        _check_nesting(lines)
-        rows = _read(block, None)
-        if len(rows) != len(lines):
-            raise MalformedError(f"{len(rows)} objects in {len(lines)} lines; write one per line")
+    def parse(self, text: bytes | memoryview, schema: Any) -> Any:
+        self._check_text(text)
+        try:
+            rows = _read(text, schema, "infer" if schema is None else "error")
+        except pa.ArrowInvalid as error:
+            if schema is None:
+                raise MalformedError(_ROW.sub("", str(error))) from error
+            rows = self._without_others(text, schema)
         if any(_may_be_wide(column) for column in rows.columns):
-            _refuse_wide(lines)
+            _refuse_wide(bytes(text))
         return rows
 
-    def parsed(self, block: bytes) -> Any:
-        return _read(block, self.schema)
-
-    def merged(self, before: Any, found: Any) -> Any:
+    def merge(self, before: Any, found: Any) -> Any:
         return pa.schema(list(_wider("", pa.struct(list(before)), pa.struct(list(found)))))
 
+    def _without_others(self, text: bytes | memoryview, schema: Any) -> Any:
+        """Return the records without fields that the schema lacks."""
+        try:
+            rows = _read(text, schema, "ignore")
+        except pa.ArrowInvalid as error:
+            raise MalformedError(_ROW.sub("", str(error))) from error
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: fields that no record of the sample has are left out; the columns are %s; to "
+                "have other fields, write them in the first record",
+                self.name,
+                ", ".join(schema.names),
+            )
+        return rows
 
-def _read(block: bytes, schema: Any) -> Any:
-    if not block.strip():
-        return (schema or pa.schema([])).empty_table()
-    try:
-        return json.read_json(
-            pa.BufferReader(block),
-            # One block per call, and one thread, since the training step uses the other cores.
-            json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            json.ParseOptions(
-                explicit_schema=schema,
-                unexpected_field_behavior="infer" if schema is None else "error",
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        found = _ROW.search(str(error))
-        row = None if found is None else int(found[1])
-        raise MalformedError(_ROW.sub("", str(error)), row) from error
+    def _check_text(self, text: bytes | memoryview) -> None:
+        """Raise MalformedError unless the text is UTF-8, which pyarrow does not check, and each
+        line is one object that is not nested too deeply.
+
+        pyarrow's parser does not end a record at the end of its line, so nesting may grow over many
+        lines.
+        """
+        try:
+            str(text, "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedError(f"text that is not UTF-8: {error.reason}") from error
+        rows = self.rows(text, True)
+        for row in np.flatnonzero(_is_doubtful(text, rows)):
+            line = bytes(text[rows.starts[row] : rows.ends[row]]).strip(_BLANKS)
+            line = line.removeprefix(_BOM)
+            if not (line.startswith(b"{") and line.endswith(b"}")):
+                shown = line[:40].decode(errors="replace")
+                raise MalformedError(f"expected one JSON object per line, and found: {shown}")
+            if _depth(line) > MAX_DEPTH:
+                raise MalformedError(f"more than {MAX_DEPTH} objects and arrays within each other")
 
 
-def _check_text(block: bytes) -> None:
-    """Raise MalformedError unless the block is UTF-8, which pyarrow does not check."""
-    try:
-        block.decode()
-    except UnicodeDecodeError as error:
-        row = len(_lines(block[: error.start].rpartition(b"\n")[0]))
-        raise MalformedError(f"text that is not UTF-8: {error.reason}", row) from error
+def _read(text: bytes | memoryview, schema: Any, unexpected: str) -> Any:
+    return json.read_json(
+        pa.BufferReader(text),
+        # One block per call, and one thread, since the training step uses the other cores.
+        json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+    )
 
 
-def _check_nesting(lines: list[bytes]) -> None:
-    """Raise MalformedError unless each line is one object that is not nested too deeply.
-
-    pyarrow's parser does not end a record at the end of its line, so nesting may grow over many
-    lines.
-    """
-    for row, line in enumerate(lines):
-        text = line.strip(_BLANKS).removeprefix(_BOM)
-        if not (text.startswith(b"{") and text.endswith(b"}")):
-            shown = text[:40].decode(errors="replace")
-            raise MalformedError(f"expected one JSON object per line, and found: {shown}", row)
-        # Few records have this many brackets; only those are examined closely.
-        if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-            raise MalformedError(f"more than {MAX_DEPTH} objects and arrays within each other", row)
+def _is_doubtful(text: bytes | memoryview, rows: Rows) -> Any:
+    """Return for each line whether it does not begin and end with a brace, or has so many brackets
+    that it may be nested too deeply."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    last = rows.ends - 1
+    for end in b"\n\r":
+        last = last - (data[last] == end)
+    brackets = (data | 0x20) == ord("{")  # 0x20 maps [ to {
+    many = np.add.reduceat(brackets, rows.starts, dtype=np.int32) > MAX_DEPTH
+    return many | (data[rows.starts] != ord("{")) | (data[last] != ord("}"))
 
 
 def _depth(text: bytes) -> int:
     letters = np.frombuffer(_TEXT.sub(b"", text), dtype=np.uint8) | 0x20  # maps [ to {, and ] to }
     steps = (letters == ord("{")).astype(np.int32) - (letters == ord("}"))
     return int(steps.cumsum().max(initial=0))
-
-
-def _lines(block: bytes) -> list[bytes]:
-    return [line for line in block.split(b"\n") if line.strip()]
 
 
 def _wider(name: str, a: Any, b: Any) -> Any:
@@ -126,7 +139,7 @@ def _wider(name: str, a: Any, b: Any) -> Any:
         return pa.float64()
     if pa.string() in (a, b) and any(map(pa.types.is_timestamp, (a, b))):
         return pa.string()
-    raise MalformedError(f"column {name!r} is {b}, and {a} before; write it as one type")
+    raise MixedTypesError(f"column {name!r} is {b}, and {a} before; write it as one type")
 
 
 def _may_be_wide(column: Any) -> bool:
@@ -141,20 +154,19 @@ def _may_be_wide(column: Any) -> bool:
     return bool(pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py())
 
 
-def _refuse_wide(lines: list[bytes]) -> None:
-    for row, line in enumerate(lines):
-        wide: list[str] = []
+def _refuse_wide(text: bytes) -> None:
+    wide: list[str] = []
 
-        def integer(text: str, found: list[str] = wide) -> int:
-            if len(text) > 20 or not -(2**63) <= int(text) < 2**63:
-                found.append(text)
-            return 0
+    def integer(found: str) -> int:
+        if len(found) > 20 or not -(2**63) <= int(found) < 2**63:
+            wide.append(found)
+        return 0
 
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             python_json.loads(line, parse_int=integer)
         if wide:
             raise MalformedError(
                 f"{wide[0][:40]} does not fit 64 bits with a sign and would be rounded; write ids "
-                "modulo 2**63, as texts, or with a decimal point what is no id",
-                row,
+                "modulo 2**63, as texts, or with a decimal point what is no id"
             )

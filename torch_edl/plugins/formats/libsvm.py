@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_edl.plugins.formats.lines import LineSource, MalformedError
+from torch_edl.data.sources.files.lines import LineSource, MalformedError, MixedTypesError
 
 _COMMENT = re.compile(rb"#[^\n]*")
 _QID = re.compile(rb"^([ \t]*[^\s:]+[ \t]+)qid:(\d{1,18})(?=\s|\Z)", re.MULTILINE)
+_SOME_QIDS = "some records have a qid, and some have none"
 _COLON, _NEWLINE, _SPACE = b":\n "
 _EXACT = 2.0**53  # doubles above this value do not represent all integers
 
@@ -25,32 +26,31 @@ class LibSvmSource(LineSource):
     """The records of a LibSVM file."""
 
     kind = "libsvm"
-    has_comments = True
+    comment = b"#"
 
-    def inferred(self, block: bytes) -> Any:
+    def parse(self, text: bytes | memoryview, schema: Any) -> Any:
+        block = bytes(text)
         block = _COMMENT.sub(b"", block) if b"#" in block else block
-        qids = None
+        qids: list[int] = []
         if b"qid:" in block:
             qids = [int(found[2]) for found in _QID.finditer(block)]
             block = _QID.sub(rb"\1", block)
         labels, offsets, pairs = _parse(block)
         columns = {"label": labels}
-        if qids is not None:
-            if len(qids) != len(labels):
-                raise MalformedError(f"{len(labels)} records, and {len(qids)} of them have a qid")
+        has_qid = bool(qids) if schema is None else "qid" in schema.names
+        if len(qids) != (len(labels) if has_qid else 0):
+            raise MalformedError(_SOME_QIDS)
+        if has_qid:
             columns["qid"] = pa.array(qids, pa.int64())
         indices = pairs[:, 0].astype(np.int64)
         columns["indices"] = pa.ListArray.from_arrays(offsets, indices)
         columns["values"] = pa.ListArray.from_arrays(offsets, np.ascontiguousarray(pairs[:, 1]))
         return pa.table(columns)
 
-    def parsed(self, block: bytes) -> Any:
-        return self.inferred(block)
-
-    def merged(self, before: Any, found: Any) -> Any:
-        if before != found:
-            raise MalformedError("some records have a qid, and some have none")
-        return before
+    def merge(self, before: Any, found: Any) -> Any:
+        if before.names and before != found:
+            raise MixedTypesError(_SOME_QIDS)
+        return found
 
 
 def _parse(
@@ -74,13 +74,13 @@ def _parse(
     after = np.concatenate((blank[1:], [True]))
     wrong[at[after[colons] | (begins[at] == colons)]] = True
     if wrong.any():
-        raise _malformed(block, begins, first, int(np.argmax(wrong)), "no label and index:value")
+        raise _malformed(block, begins[np.argmax(wrong)], "no label and index:value")
     try:
         numbers = np.fromstring(block.replace(b":", b" ").decode("ascii"), sep=" ")
     except ValueError as error:
-        raise _first_bad(block, begins, first) from error
+        raise _first_bad(block, begins) from error
     if len(numbers) != len(begins) + len(colons):
-        raise _first_bad(block, begins, first)
+        raise _first_bad(block, begins)
     offsets = np.concatenate(([0], np.cumsum(pairs)))
     # A label is one number, and a pair is two numbers.
     label_at = np.arange(len(first)) + 2 * offsets[:-1]
@@ -89,28 +89,19 @@ def _parse(
     features = numbers[keep].reshape(-1, 2)
     odd = (features[:, 0] != np.trunc(features[:, 0])) | (np.abs(features[:, 0]) >= _EXACT)
     if odd.any():
-        field = int(np.flatnonzero(wanted)[np.argmax(odd)])
-        raise _malformed(block, begins, first, field, "an index that is no integer")
+        begin = begins[np.flatnonzero(wanted)[np.argmax(odd)]]
+        raise _malformed(block, begin, "an index that is no integer")
     return numbers[label_at], offsets.astype(np.int32), features
 
 
-def _first_bad(
-    block: bytes, begins: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
-) -> MalformedError:
-    for field, begin in enumerate(begins):
+def _first_bad(block: bytes, begins: npt.NDArray[np.int64]) -> MalformedError:
+    for begin in begins:
         try:
             [float(part) for part in block[begin:].split(maxsplit=1)[0].split(b":")]
         except ValueError:
-            return _malformed(block, begins, first, field, "not a number")
+            return _malformed(block, begin, "not a number")
     return MalformedError("a number that cannot be read")
 
 
-def _malformed(
-    block: bytes,
-    begins: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    field: int,
-    why: str,
-) -> MalformedError:
-    text = block[begins[field] : begins[field] + 80].split(maxsplit=1)[0]
-    return MalformedError(f"{why}: {text!r}", int(np.searchsorted(first, field, side="right")) - 1)
+def _malformed(block: bytes, begin: int, why: str) -> MalformedError:
+    return MalformedError(f"{why}: {block[begin : begin + 80].split(maxsplit=1)[0]!r}")

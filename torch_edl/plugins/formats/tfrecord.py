@@ -13,13 +13,11 @@ import struct
 import google_crc32c
 
 from torch_edl.data.sources.data_file import DataFile, WholeFile
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Gathered, Index
 from torch_edl.errors import DataError, UsageError
 from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
-
-BLOCK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -54,14 +52,14 @@ class TFRecordSource(BlockSource):
     """
 
     kind = "tfrecord"
+    block_bytes = 256 << 10
 
     def scan(self, file: DataFile) -> Index:
         head = file.read_at(0, min(HEADER_BYTES, file.size))
         if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
             raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
-        blocks = []
-        damaged = 0
-        first = offset = count = 0  # start, end and records of the current block
+        gathered = Gathered(self.block_bytes)
+        damaged = offset = 0
         while offset < file.size:
             try:
                 header = file.read_at(offset, min(HEADER_BYTES, file.size - offset))
@@ -82,16 +80,10 @@ class TFRecordSource(BlockSource):
             ):
                 log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
                 damaged += 1
-                blocks.append((first, offset - first, count))
-                first, count = end, 0
             else:
-                count += 1
-                if end - first >= BLOCK_BYTES:
-                    blocks.append((first, end - first, count))
-                    first, count = end, 0
+                gathered.add(offset, end)
             offset = end
-        blocks.append((first, offset - first, count))
-        return Index.of(blocks, damaged)
+        return gathered.index(damaged)
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         data = file.read_at(offset, length)

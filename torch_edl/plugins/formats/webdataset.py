@@ -23,8 +23,6 @@ from torch_edl.interfaces import Records
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 20
-
 KEY = "__key__"
 
 _NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]+)")
@@ -91,7 +89,7 @@ class WebDatasetSource(BlockSource):
     kind = "webdataset"
 
     def scan(self, file: DataFile) -> Index:
-        return _scan(file, self.skip_damaged)
+        return _scan(file, self.block_bytes, self.skip_damaged)
 
     def prepare(self, details: dict[str, Any]) -> None:
         columns = [(name, pa.large_binary()) for name in details["columns"]]
@@ -157,7 +155,7 @@ def _check_name(path: str, name: str) -> None:
         ) from None
 
 
-def _scan(file: DataFile, skip_damaged: bool) -> Index:
+def _scan(file: DataFile, block_bytes: int, skip_damaged: bool) -> Index:
     columns: dict[str, None] = {}
     blocks: list[tuple[int, int, int]] = []
     begin = end = count = total = damaged = 0
@@ -167,7 +165,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
     try:
         for key, extension, header, stored_end in _members(file):
             if key != last:
-                if max(size, end - begin) >= BLOCK_BYTES:
+                if max(size, end - begin) >= block_bytes:
                     blocks.append((begin, header.offset - begin, count))
                     begin, count, size = header.offset, 0, 0
                 elif not count:

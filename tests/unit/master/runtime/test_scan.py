@@ -66,7 +66,7 @@ def test_data_are_counted_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("n\n1,2\n3\n")
     sound, damaged = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     assert scan(job(sound)) == count(job(sound))
-    assert f"{damaged} at byte 2: a row of 2 fields" in scan(job(sound, damaged)).error
+    assert f"{damaged} at byte 2: line 2: a row of 2 fields" in scan(job(sound, damaged)).error
     found = scan(job(sound, damaged, skip_damaged=True))
     assert ([s.records for s in found.shards["train"]], found.damaged) == ([2, 1], 1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from torch_edl.data.sources import open_source
 from torch_edl.errors import DataError
-from torch_edl.plugins.formats import lines as lines_module
+from torch_edl.plugins.formats.jsonl import JsonLinesSource
 
 
 def read(path: Path, text: str | bytes, *, skip_damaged: bool = False) -> list[dict[str, object]]:
@@ -25,7 +25,7 @@ def read(path: Path, text: str | bytes, *, skip_damaged: bool = False) -> list[d
 @pytest.fixture
 def jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each line is a block."""
-    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(JsonLinesSource, "block_bytes", 8)
     return tmp_path / "a.jsonl"
 
 
@@ -55,13 +55,16 @@ def test_a_column_has_one_type_over_the_whole_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1}\n{"a": 2}\n{"a": tru}\n', "jsonl: line 3: JSON parse error: Invalid"),
-        ('{"a": 1}\n{"a": 2}\x0b', "jsonl: line 2: expected one JSON object per line"),
+        ('{"a": 1}\n{"a": 2}\n{"a": tru}\n', "jsonl at byte 18: line 3: JSON parse error: Invalid"),
+        ('{"a": 1}\n{"a": 2}\x0b', "jsonl at byte 9: line 2: expected one JSON object per line"),
         ('{"a": 1}\n\n[2]\n', r"line 3: expected one JSON object per line, and found: \[2\]"),
         ('{"a":\n1}\n', r'line 1: expected one JSON object per line, and found: {"a":'),
-        ('{"a": 1}\n{"a": "x"}\n', "record 1 or one .*: column 'a' is string, and int64 before"),
-        ('{"a": {"b": 1}}\n{"a": {"b": "x"}}\n', r"column 'a\.b' is string, and int64 before"),
-        ('{"a": 1}\n{"a": 2} {"a": 3}\n', "2 objects in 1 lines; write one per line"),
+        ('{"a": 1}\n{"a": "x"}\n', "line 2: column 'a' is string, and int64 before"),
+        (
+            '{"a": {"b": 1}}\n{"a": {"b": "x"}}\n',
+            "line 2: column 'a.b' is string",
+        ),
+        ('{"a": 1}\n{"a": 2} {"a": 3}\n', "line 2: 2 records in 1 rows; write one per row"),
         ('{"a": 1}\n{"a": 18446744073709551615}\n', "line 2: 18446744073709551615 does not fit"),
         ('{"a": [{"b": -9223372036854775809}]}\n', "line 1: -9223372036854775809 does not fit"),
         (b'{"a": "x"}\n{"a": "\xff"}\n', "line 2: text that is not UTF-8"),
@@ -114,7 +117,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
         ("# a\n1 1:2\n1,2 1:2\n", "line 3: not a number: b'1,2'"),
         ("1 1:1\n1 1.5:2\n", r"line 2: an index that is no integer: b'1\.5:2'"),
         ("1 99999999999999999:2\n", "line 1: an index that is no integer"),
-        ("1 qid:1 1:1\n1 1:1\n", "2 records, and 1 of them have a qid"),
+        ("1 qid:1 1:1\n1 1:1\n", "line 2: some records have a qid, and some have none"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, text: str, message: str) -> None:

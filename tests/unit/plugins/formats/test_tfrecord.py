@@ -10,7 +10,6 @@ import google_crc32c
 import pytest
 
 from torch_edl.errors import DataError
-from torch_edl.plugins.formats import tfrecord as module
 from torch_edl.plugins.formats.tfrecord import TFRecordSource, TFRecordWriter, is_header
 
 # Length and its masked CRC-32C, data and its own: "hi", then an empty record.
@@ -29,7 +28,7 @@ def write(path: Path, records: list[bytes]) -> Path:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Thirty records in several blocks."""
-    monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(TFRecordSource, "block_bytes", 100)
     return write(tmp_path / "f.tfrecord", RECORDS)
 
 
@@ -57,7 +56,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
 
 
 def test_records_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(TFRecordSource, "block_bytes", 100)
     records = [bytes([i]) * (i * 37 % 300) for i in range(50)]
     path = write(tmp_path / "f", records)
     for skip in (False, True):

@@ -54,7 +54,7 @@ MAX_BLOCK_RECORDS = 2**31 - 1
 the size of the block, since a column of nulls takes no bytes."""
 
 _BYTES_OVERHEAD = 64  # memory of a ``bytes`` object in a list, without its content
-_INDEX_VERSION = 5  # increased when a change makes existing indexes invalid
+_INDEX_VERSION = 6  # increased when a change makes existing indexes invalid
 
 Key = tuple[int, int]
 """Number of the source, and number of the block."""
@@ -135,6 +135,32 @@ class Index:
         return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), damaged, details)
 
 
+class Gathered:
+    """Gathers adjacent records of a file into blocks.
+
+    Args:
+        block_bytes: size after which a block ends.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._blocks: list[tuple[int, int, int]] = []
+        self._start = self._end = self._count = 0
+
+    def add(self, start: int, end: int, count: int = 1) -> None:
+        """Add the bytes ``start .. end - 1`` with some records. Bytes between the last end and
+        ``start`` are left out, which ends a block."""
+        if start != self._end or self._end - self._start >= self._block_bytes:
+            self._blocks.append((self._start, self._end - self._start, self._count))
+            self._start, self._count = start, 0
+        self._end, self._count = end, self._count + count
+
+    def index(self, damaged: int = 0, **details: Any) -> Index:
+        """Return the index of all blocks; see :class:`Index` for the arguments."""
+        last = self._start, self._end - self._start, self._count
+        return Index.of([*self._blocks, last], damaged, **details)
+
+
 class BlockSource(ABC):
     """A :class:`Source` of one file. A format implements :meth:`scan` and :meth:`decode`."""
 
@@ -142,6 +168,9 @@ class BlockSource(ABC):
     """Name of the format, which names its cached indexes."""
     is_scanned_in_order: ClassVar[bool] = True
     """Whether :meth:`scan` reads the whole file in order."""
+    block_bytes: ClassVar[int] = 1 << 20
+    """Size of a block in formats that gather records into blocks. CSV in blocks of half this size
+    parses at three quarters of the speed, because of the cost of each call of the parser."""
     schema: Any = None
     """``pyarrow.Schema`` of the records; None: the records are ``bytes``."""
 

@@ -1,16 +1,13 @@
-"""CSV and TSV: a header, then rows, read as ``pyarrow.Table`` with the same types everywhere.
+"""CSV and TSV: a header, then rows.
 
-A block is about a megabyte of whole rows, found with the quoting rules of pyarrow's parser, so that
-a newline within quotes never splits a row. The scan parses every block once, in order to count the
-rows, find ragged rows before training starts, and determine the type of each column over the whole
-file. Any range can then be parsed alone with the same types. Integers that do not fit int64 are
-rejected, since pyarrow would read all integers of the column as rounded doubles.
+Rows are found with the quoting rules of pyarrow's parser, so that a newline within quotes never
+splits a row. Integers that do not fit int64 are rejected, since pyarrow would read all integers of
+the column as rounded doubles.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,20 +15,12 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.files.blocks import BlockSource, Index, growing
+from torch_edl.data.sources.files import lines
+from torch_edl.data.sources.files.blocks import growing
+from torch_edl.data.sources.files.lines import LineSource, MalformedError, MixedTypesError
 from torch_edl.errors import DataError
-from torch_edl.interfaces import Records
-
-BLOCK_BYTES = 1 << 20
-"""Size of a block. Half of this size parses at three quarters of the speed, because of the cost of
-each call of the parser."""
-
-MAX_ROW_BYTES = 64 << 20
-"""Maximum size of a row; a longer row probably has a quote that is not closed."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() rejects longer texts
-
-_BLANK = re.compile(rb"[\r\n]*")
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -54,246 +43,126 @@ _TYPES = {
     )
 }
 
-# Type of a column of integers of which some do not fit int64; pyarrow infers doubles.
-_WIDE = "wide integers"
-
 # Common type of two types, without loss; any other pair is read as strings.
 _WIDER = {
     ("int64", "double"): "double",
-    ("int64", _WIDE): _WIDE,
-    (_WIDE, "double"): "double",
     ("date32[day]", "timestamp[s]"): "timestamp[s]",
     ("date32[day]", "timestamp[ns]"): "timestamp[ns]",
     ("timestamp[s]", "timestamp[ns]"): "timestamp[ns]",
     ("timestamp[s, tz=UTC]", "timestamp[ns, tz=UTC]"): "timestamp[ns, tz=UTC]",
 }
 
+# Metadata of a column of integers, of which this one does not fit int64; pyarrow infers doubles.
+_WIDE = b"integer"
 
-class CsvSource(BlockSource):
+
+class CsvSource(LineSource):
     """The rows of a CSV file, or of a TSV file with the suffix ``.tsv`` or ``.tab``.
 
-    With ``skip_damaged``, rows with another number of fields than the header are left out.
+    A row with another number of fields than the header is malformed.
     """
 
     kind = "csv"
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
-        self._delimiter = "\t" if path.endswith((".tsv", ".tab")) else ","
-        # Tokens that determine row borders: a quoted part, which begins at the start of a field
-        # (group 1 is empty if the quote is not closed), or the end of a row.
-        self._token = re.compile(
-            rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % self._delimiter.encode()
-        )
+        self.delimiter = b"\t" if path.endswith((".tsv", ".tab")) else b","
+        self._names: list[str] = []
         super().__init__(path, skip_damaged=skip_damaged)
 
-    def prepare(self, details: dict[str, Any]) -> None:
-        self._types = {name: _TYPES[kind] for name, kind in details["columns"]}
-        self.schema = pa.schema(list(self._types.items()))
-
-    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        return self._parse(file, offset, length, list(self._types), self._types)[0]
-
-    def scan(self, file: DataFile) -> Index:
-        """Count the rows and find the types of the columns, in one pass."""
-        if file.size == 0:
-            return Index.of([], columns=[])
-        if file.read_at(0, min(4, file.size)).startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-            raise DataError(file.path, "is compressed and cannot be read by index; unpack it first")
-        start, names = self._header(file)
-        kinds = ["null"] * len(names)
-        blocks = []
-        damaged = 0
-        wide: dict[str, tuple[int, str]] = {}  # column -> first such record, text
-        count = 0
-        for offset, length in self._row_blocks(file, start):
-            if length < 0:
-                damaged += 1
-                continue
-            rows, ragged = self._parse(file, offset, length, names, None)
-            damaged += ragged
-            blocks.append((offset, length, len(rows)))
-            if not len(rows):
-                continue
-            for place, (name, column) in enumerate(zip(names, rows.columns, strict=True)):
-                kind = str(column.type)
-                if kind == "double" and kinds[place] != "double" and _may_be_wide(column):
-                    texts, _ = self._parse(file, offset, length, names, {name: pa.string()})
-                    found = _first_wide(column.to_pylist(), texts[name].to_pylist())
-                    if found is not None:
-                        kind = _WIDE
-                        wide.setdefault(name, (count + found[0], found[1]))
-                kinds[place] = _join(kinds[place], kind)
-            count += len(rows)
-        for name, kind in zip(names, kinds, strict=True):
-            if kind == _WIDE:
-                record, text = wide[name]
-                raise DataError(
-                    file.path,
-                    f"column {name!r}: {text} (record {record:,}) does not fit 64 bits with a "
-                    "sign, so all integers of the column would become floating-point numbers, and "
-                    "large ones would be rounded; write ids modulo 2**63, or with a decimal point "
-                    "what is no id",
-                )
-        return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
-
-    def _header(self, file: DataFile) -> tuple[int, list[str]]:
-        """Return the offset of the first row, and the names of the columns."""
+    def header(self, file: DataFile) -> tuple[int, Any]:
         start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
-        for head, whole in growing(file, start, BLOCK_BYTES, MAX_ROW_BYTES):
-            ends, unclosed = self._row_ends(head, whole)
-            # Blank lines before the header are skipped.
-            found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
-            if found is not None:
+        for text, whole in growing(file, start, self.block_bytes, lines.MAX_ROW_BYTES):
+            rows = self.rows(text, whole)
+            if len(rows):
                 break
-        if found is None and not whole:
+        if not len(rows) and not whole:
             raise DataError(file.path, "no header: the first row does not end", start)
-        if found is None and unclosed is not None:
-            at = start + unclosed
+        if not len(rows) and rows.unclosed is not None:
+            at = start + rows.unclosed
             raise DataError(file.path, "a quoted name in the header is not closed", at)
-        line = head[: len(head) if found is None else found]
+        if not len(rows):
+            return file.size, pa.schema([])
+        end = int(rows.ends[0])
         try:
-            blank = not line.strip(b"\r\n")
-            names = [] if blank else list(self._read(line + b"\n", None, None).column_names)
+            self._names = list(self._read(text[:end] + b"\n").column_names)
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise DataError(file.path, f"the header cannot be read: {error}", start) from error
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted({name for name in self._names if self._names.count(name) > 1})
         if twice:
             raise DataError(file.path, f"column {twice[0]!r} appears twice in the header", start)
-        return start + len(line), names
+        return start + end, pa.schema([(name, pa.null()) for name in self._names])
 
-    def _row_blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
-        """Yield offset and length of each block of whole rows; length -1 for a damaged tail, which
-        is left out."""
-        while start < file.size:
-            for block, whole in growing(file, start, BLOCK_BYTES, MAX_ROW_BYTES):
-                end, unclosed = self._last_row_end(block, whole)
-                if end:
-                    break
-            if end:
-                yield start, end
-                start += end
-                continue
-            # No row ends: a quote is not closed, or the row is too long.
-            if not self.skip_damaged:
-                if unclosed is None:
-                    raise DataError(file.path, f"a row longer than {MAX_ROW_BYTES} bytes", start)
-                raise DataError(file.path, "a quoted field is not closed", start + unclosed)
-            yield start, -1
-            return
+    def prepare(self, details: dict[str, Any]) -> None:
+        super().prepare(details)
+        self._names = self.schema.names
 
-    def _last_row_end(self, block: bytes, whole: bool) -> tuple[int, int | None]:
-        """Return the end of the last whole row of the block, and the start of an unclosed quote."""
-        if b'"' in block:
-            ends, unclosed = self._row_ends(block, whole)
-            return (ends[-1] if ends else 0), unclosed
-        if whole:
-            return len(block), None
-        # A \r at the end of the block may be the first half of a \r\n.
-        return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1, None
-
-    def _row_ends(self, block: bytes | memoryview, whole: bool) -> tuple[list[int], int | None]:
-        """Return the ends of all whole rows, and the start of a quote that the block does not
-        close."""
-        ends = []
-        for token in self._token.finditer(block):
-            if token[1] is None:
-                if token.end() < len(block) or token[0] != b"\r":
-                    ends.append(token.end())
-            elif not token[1]:
-                return ends, token.start()
-        if whole and (not ends or ends[-1] < len(block)):
-            ends.append(len(block))
-        return ends, None
-
-    def _parse(
-        self,
-        file: DataFile,
-        offset: int,
-        length: int,
-        names: list[str],
-        types: dict[str, Any] | None,
-    ) -> tuple[Any, int]:
-        """Return the table of a block of whole rows, and the number of ragged rows left out. If
-        ``types`` is None, all types are inferred from the block."""
-        block = file.view_at(offset, length)
-        if _BLANK.fullmatch(block):
-            return pa.table({name: pa.nulls(0) for name in names}), 0
-        ragged: list[Any] = []
-
-        def on_ragged(row: Any) -> str:
-            ragged.append(row)
-            return "skip" if self.skip_damaged else "error"
-
-        # pyarrow passes only rows in valid UTF-8 to the handler. Another block is therefore parsed
-        # twice: in an encoding of all bytes, to find ragged rows, and then without these rows.
-        # After a scan without skip_damaged, a block has no ragged rows.
-        may_be_ragged = types is None or self.skip_damaged
-        encoding = "latin-1" if may_be_ragged and not _is_utf8(block) else "utf-8"
+    def parse(self, text: bytes | memoryview, schema: Any) -> Any:
+        types = None if schema is None else dict(zip(schema.names, schema.types, strict=True))
         try:
-            table = self._read(block, names, types, on_ragged, encoding)
-            if encoding != "utf-8":
-                bad = {row.text.encode(encoding) for row in ragged}
-                kept = [row for row in self._rows(block) if row.rstrip(b"\r\n") not in bad]
-                table = self._read(b"".join(kept) or b"\n", names, types)
+            rows = self._read(text, self._names, types)
         except pa.ArrowInvalid as error:
-            if ragged:
-                row = ragged[0]
-                raise DataError(
-                    file.path,
-                    f"a row of {row.actual_columns} fields, the header has {row.expected_columns}: "
-                    f"{row.text[:80]!r}",
-                    offset + self._find_row(block, row.text.encode(encoding)),
-                ) from error
-            raise DataError(file.path, str(error), offset) from error
-        return table, len(ragged)
+            raise MalformedError(self._reason(text, types) or str(error)) from error
+        if schema is not None:
+            return rows
+        fields = [self._inferred(text, rows.field(name), rows[name]) for name in self._names]
+        return pa.table(rows.columns, schema=pa.schema(fields))
 
-    def _rows(self, block: memoryview) -> Iterator[bytes]:
-        start = 0
-        for end in self._row_ends(block, True)[0]:
-            yield bytes(block[start:end])
-            start = end
+    def merge(self, before: Any, found: Any) -> Any:
+        return pa.schema([_join(a, b) for a, b in zip(before, found, strict=True)])
 
-    def _find_row(self, block: memoryview, text: bytes) -> int:
-        start = 0
-        for row in self._rows(block):
-            if row.rstrip(b"\r\n") == text:
-                break
-            start += len(row)
-        return start
+    def finish(self, schema: Any) -> Any:
+        for field in schema:
+            if field.metadata:
+                raise MixedTypesError(
+                    f"column {field.name!r}: {field.metadata[_WIDE].decode()} does not fit 64 bits "
+                    "with a sign, so all integers of the column would become floating-point "
+                    "numbers, and large ones would be rounded; write ids modulo 2**63, or with a "
+                    "decimal point what is no id"
+                )
+        return schema
 
-    def _read(
-        self,
-        block: bytes | memoryview,
-        names: list[str] | None,
-        types: Any,
-        on_ragged: Any = None,
-        encoding: str = "utf-8",
-    ) -> Any:
+    def _inferred(self, text: bytes | memoryview, field: Any, column: Any) -> Any:
+        """Return the field of a column whose type pyarrow has inferred."""
+        if str(field.type) == "double" and _may_be_wide(column):
+            texts = self._read(text, self._names, {field.name: pa.string()})[field.name]
+            found = _first_wide(column.to_pylist(), texts.to_pylist())
+            return field if found is None else field.with_metadata({_WIDE: found})
+        return field
+
+    def _reason(self, text: bytes | memoryview, types: Any) -> str:
+        """Return why a row cannot be parsed; empty: unknown, or several rows."""
+        row = bytes(text).strip(b"\r\n")
+        try:
+            fields = self._read(row + b"\n")  # as names
+            if fields.num_columns != len(self._names):
+                return (
+                    f"a row of {fields.num_columns} fields, the header has {len(self._names)}: "
+                    f"{row[:80].decode(errors='replace')!r}"
+                )
+            for name, value in zip(self._names, fields.column_names, strict=True):
+                as_bytes = dict.fromkeys(self._names, pa.binary())
+                try:
+                    self._read(text, self._names, {**as_bytes, name: types[name]})
+                except pa.ArrowInvalid:
+                    return f"column {name!r}: {value[:80]!r} is no {types[name]}"
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            pass
+        return ""
+
+    def _read(self, text: bytes | memoryview, names: Any = None, types: Any = None) -> Any:
         # Unlike read_csv, open_csv does not pass each block from thread to thread.
         with csv.open_csv(
-            pa.BufferReader(block),
+            pa.BufferReader(text),
             # One block per call, since pyarrow would split rows with quoted newlines.
             read_options=csv.ReadOptions(
-                column_names=names,
-                use_threads=False,
-                # Transcoding doubles the size of characters that are not ASCII.
-                block_size=(1 if encoding == "utf-8" else 2) * len(block) + 1,
-                encoding=encoding,
+                column_names=names, use_threads=False, block_size=len(text) + 1
             ),
             parse_options=csv.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=on_ragged
+                delimiter=self.delimiter.decode(), newlines_in_values=True
             ),
             convert_options=csv.ConvertOptions(column_types=types),
         ) as reader:
             return reader.read_all()
-
-
-def _is_utf8(block: memoryview) -> bool:
-    try:
-        str(block, "utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _may_be_wide(column: Any) -> bool:
@@ -302,27 +171,31 @@ def _may_be_wide(column: Any) -> bool:
     return bool((np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all())
 
 
-def _first_wide(values: list[Any], texts: list[str]) -> tuple[int, str] | None:
-    """Return row and text of the first integer that does not fit int64; None if all integers fit,
-    or some values are not integers."""
-    known = [
-        (row, text.strip())
-        for row, (value, text) in enumerate(zip(values, texts, strict=True))
-        if value is not None
-    ]
-    if not all(_INTEGER.fullmatch(text) for _, text in known):
+def _first_wide(values: list[Any], texts: list[str]) -> str | None:
+    """Return the first integer that does not fit int64; None if all integers fit, or some values
+    are not integers."""
+    known = [t.strip() for value, t in zip(values, texts, strict=True) if value is not None]
+    if not all(map(_INTEGER.fullmatch, known)):
         return None
-    return next(((row, text) for row, text in known if not -(2**63) <= int(text) < 2**63), None)
+    return next((text for text in known if not -(2**63) <= int(text) < 2**63), None)
 
 
-def _join(a: str, b: str) -> str:
-    """Return the type as which the values of both types can be read."""
-    if b not in (*_TYPES, _WIDE):
-        b = "string"
-    if a == b or b == "null":
+def _join(a: Any, b: Any) -> Any:
+    """Return the field as which the values of both fields can be read."""
+    kinds = str(a.type), str(b.type)
+    if kinds[1] not in _TYPES:
+        return pa.field(a.name, pa.string())
+    if kinds[1] == "null":
         return a
-    if a == "null":
+    if kinds[0] == "null":
         return b
-    if "binary" in (a, b):
-        return "binary"
-    return _WIDER.get((a, b)) or _WIDER.get((b, a)) or "string"
+    if kinds == ("double", "double"):  # a decimal point tells that integers are no ids
+        return a if not a.metadata else b
+    if kinds[0] == kinds[1]:
+        return a
+    if "binary" in kinds:
+        return pa.field(a.name, pa.binary())
+    wider = _WIDER.get(kinds) or _WIDER.get(kinds[::-1])
+    if wider == "double":
+        return a if kinds[0] == "double" else b
+    return pa.field(a.name, _TYPES[wider] if wider else pa.string())
