@@ -140,7 +140,8 @@ class Effects:
                 write_output(effect.checkpoint, effect.output)
                 return OutputWritten()
             case MergePredictions():
-                from torch_edl.data.merge_predictions import merge
+                # Imported here: the module imports pyarrow.
+                from torch_edl.data.predictions import merge
 
                 effect.output.parent.mkdir(parents=True, exist_ok=True)
                 merge(effect.parts, effect.output, tasks=effect.tasks)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.checkpoint.durable import replacing
 from torch_edl.errors import ContractError, UsageError
 from torch_edl.interfaces import Batch
 from torch_edl.training.contract.argument_order import labels_first
@@ -210,7 +209,7 @@ class TaskPredictions:
         processor: the user's ``prediction_outputs_processor``: a function of the outputs of a
             minibatch, or an object with ``process(outputs, worker_id)``. A return value other than
             None replaces the outputs.
-        kept: columns of the task's records, which are written to a second file; None: none.
+        kept: columns of the task's records, which are written before the outputs; None: none.
     """
 
     def __init__(
@@ -232,38 +231,14 @@ class TaskPredictions:
             self._parts.setdefault(name, []).append(value)
 
     def write(self, directory: str, task_id: int) -> int:
-        """Write ``part-TASK.npz`` atomically, so that a repeated task replaces the file, and return
-        the number of rows.
+        """Write the part of the task and return the number of rows; see
+        :func:`~torch_edl.data.predictions.write_part` for errors."""
+        # Imported here, since it imports pyarrow.
+        from torch_edl.data.predictions import write_part
 
-        Raises:
-            ContractError: a kept column has the name of an output, or another number of rows.
-        """
-        name = f"part-{task_id:012d}.npz"
-        arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
-        if self._kept is not None:
-            self._write_kept(Path(directory) / Path(name).with_suffix(".arrow"), arrays)
-        with replacing(Path(directory) / name) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        return len(next(iter(arrays.values()))) if arrays else 0
-
-    def _write_kept(self, path: Path, arrays: Mapping[str, Array]) -> None:
-        assert self._kept is not None
-        for key, array in arrays.items():
-            if key in self._kept.column_names:
-                raise ContractError(
-                    f"--keep {key}: the model has an output of that name; let it return a dict "
-                    "with other names, or leave the column out"
-                )
-            if len(array) != len(self._kept):
-                raise ContractError(
-                    f"--keep: {len(array)} predictions for {len(self._kept)} records; feed, model "
-                    "and prediction_outputs_processor must keep every record"
-                )
-        # Imported here, since pyarrow is loaded only for records in tables.
-        from pyarrow import ipc
-
-        with replacing(path) as file, ipc.new_stream(file, self._kept.schema) as writer:
-            writer.write_table(self._kept)
+        outputs = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        write_part(Path(directory), task_id, outputs, self._kept)
+        return len(next(iter(outputs.values()))) if outputs else 0
 
     def _named(self, outputs: Any) -> dict[str, Array]:
         if isinstance(outputs, Mapping):

@@ -103,8 +103,8 @@ def _read(text: bytes | memoryview, schema: Any, unexpected: str) -> Any:
 
 
 def _is_doubtful(text: bytes | memoryview, rows: Rows) -> Any:
-    """Return for each line whether it does not begin and end with a brace, or has so many brackets
-    that it may be nested too deeply."""
+    """Return True for each line without a brace at its start and end, and for each line with so
+    many brackets that objects and arrays may be nested too deeply."""
     data = np.frombuffer(text, dtype=np.uint8)
     last = rows.ends - 1
     for end in b"\n\r":
