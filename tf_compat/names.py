@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.data.trees import leaves
 from torch_edl.errors import UsageError
 
 Array = npt.NDArray[Any]
@@ -146,20 +147,11 @@ def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
     known = {id(child) for child in children}
     for name, value in vars(layer).items():
         if not name.startswith("_"):
-            yield from _held(name, value, known)
+            for path, leaf in leaves(value):
+                if id(leaf) in known:
+                    yield ".".join(map(str, (name, *path))), leaf
     for child in children:  # layers under private names, or added in another way
         yield child.name, child
-
-
-def _held(name: str, value: Any, known: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(value) in known:
-        yield name, value
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _held(f"{name}.{number}", each, known)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _held(f"{name}.{key}", each, known)
 
 
 def _is_automatic(layer: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torch_edl.data.batch import LABEL_KEYS, BatchError, length, split
+from torch_edl.data.trees import is_tensor, transform
 from torch_edl.errors import UsageError
 from torch_edl.interfaces import Batch
 from torch_edl.pytorch.contract import describe
@@ -31,17 +32,13 @@ def labelled(value: Any, device: torch.device) -> Batch:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the value with all its tensors on the device. Mappings, tuples (also named
-    ones) and lists are searched; other values are returned unchanged."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: moved(part, device) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device) for part in value))
-    if type(value) in (tuple, list):
-        return type(value)(moved(part, device) for part in value)
-    return value
+    """Return a tree with all its tensors on the device; other leaves are unchanged."""
+
+    def on_device(leaf: Any) -> Any:
+        moves = is_tensor(leaf) and hasattr(leaf, "to")
+        return leaf.to(device, non_blocking=True) if moves else leaf
+
+    return transform(value, on_device)
 
 
 def required_inputs(model: nn.Module) -> int:

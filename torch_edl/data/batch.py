@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_edl.data.randomness import Generator, TaskRandom
+from torch_edl.data.trees import is_tensor, leaves, transform
 from torch_edl.errors import EdlError, UsageError, describe_error
 from torch_edl.interfaces import Damaged
 from torch_edl.wire import master_pb2 as pb
@@ -104,41 +105,37 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def length(value: Any) -> int:
-    """Return the number of samples in a tensor, or in a tuple, list or dict of tensors; raise
-    BatchError if there is no tensor, or their first dimensions differ."""
-    if is_tensor(value):
-        if len(value.shape) == 0:
-            raise BatchError("a scalar; the first dimension must be samples")
-        return int(value.shape[0])
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list) and value:
-        lengths = {length(v) for v in value}
-        if len(lengths) != 1:
-            raise BatchError(
-                f"parts with {sorted(lengths)} samples; all must have the same first dimension"
-            )
-        return lengths.pop()
-    raise BatchError(f"{type(value).__name__} where a tensor is expected")
+    """Return the number of samples in a tree of tensors; raise BatchError if there is no tensor,
+    or their first dimensions differ."""
+    lengths = {_length(leaf) for _, leaf in leaves(value)}
+    if not lengths:
+        raise BatchError(f"{type(value).__name__} where a tensor is expected")
+    if len(lengths) != 1:
+        raise BatchError(
+            f"parts with {sorted(lengths)} samples; all must have the same first dimension"
+        )
+    return lengths.pop()
 
 
-def is_tensor(value: Any) -> bool:
-    """Return True if a value is a tensor of any framework."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+def _length(leaf: Any) -> int:
+    if not is_tensor(leaf):
+        raise BatchError(f"{type(leaf).__name__} where a tensor is expected")
+    if len(leaf.shape) == 0:
+        raise BatchError("a scalar; the first dimension must be samples")
+    return int(leaf.shape[0])
 
 
 def slice_tensors(
     value: Any, start: int, end: int, to_tensor: Callable[[np.ndarray[Any, Any]], Any]
 ) -> Any:
-    """Return views of the samples ``start .. end - 1`` of all tensors in a tuple, list or dict;
-    ``to_tensor`` converts slices of numpy arrays."""
-    if isinstance(value, np.ndarray):
-        return to_tensor(value[start:end])
-    if isinstance(value, Mapping):
-        return {k: slice_tensors(v, start, end, to_tensor) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(slice_tensors(v, start, end, to_tensor) for v in value)
-    return value[start:end]
+    """Return a tree with views of the samples ``start .. end - 1`` of all tensors; ``to_tensor``
+    converts slices of numpy arrays."""
+
+    def sliced(leaf: Any) -> Any:
+        part = leaf[start:end]
+        return to_tensor(part) if isinstance(leaf, np.ndarray) else part
+
+    return transform(value, sliced)
 
 
 def note(damaged: Iterable[Damaged], name: Callable[[int], str]) -> None:

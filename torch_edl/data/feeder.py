@@ -189,6 +189,8 @@ class Feeder:
             None if part is None else slice_tensors(part, first, last, self._datasets.tensor)
             for part in (batch.features, batch.labels)
         )
+        # The parts of a list are arguments of the model, like those of a tuple.
+        features = tuple(features) if isinstance(features, list) else features
         return Batch(features, labels, last - first)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:

@@ -13,12 +13,14 @@ import math
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+
+from torch_edl.data.trees import leaves
 
 T = TypeVar("T")
 
@@ -184,8 +186,8 @@ def order_of(features: Any, labels: Any) -> float:
     twice.
     """
     total, count, at = 0.0, 0, 0
-    arrays = [array for part in _parts(labels) if (array := _array(part, "biuf")) is not None]
-    for part in _parts(features):
+    arrays = [array for _, part in leaves(labels) if (array := _array(part, "biuf")) is not None]
+    for _, part in leaves(features):
         if (array := _array(part, "iu")) is not None and array.ndim <= 2:
             arrays.append(array)
     weights = np.random.Generator(np.random.PCG64(0)).random((2, _ROWS))
@@ -210,17 +212,6 @@ def is_same_order(one: float, other: float) -> bool:
 
 def _differ(one: Any, other: Any) -> bool:
     return pickle.dumps(one) != pickle.dumps(other)
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            yield from _parts(value[key])
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _parts(part)
-    else:
-        yield value
 
 
 def _array(part: Any, kinds: str) -> np.ndarray[Any, Any] | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torch_edl.data.batch import slice_tensors
+from torch_edl.data.trees import leaves
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.interfaces import Batch, Engine
 from torch_edl.pytorch.contract import Contract, TorchValues, describe
@@ -157,8 +158,7 @@ class Step:
         empty for other errors."""
         if not isinstance(error, IndexError) or "out of range in self" not in str(error):
             return ""
-        given = [features] if isinstance(features, torch.Tensor) else features
-        parts = given.values() if isinstance(given, Mapping) else given
+        parts = [leaf for _, leaf in leaves(features)]
         ids = [p for p in parts if isinstance(p, torch.Tensor) and not p.is_floating_point()]
         kinds = (nn.Embedding, nn.EmbeddingBag)
         rows = {n: m.num_embeddings for n, m in self._model.named_modules() if isinstance(m, kinds)}

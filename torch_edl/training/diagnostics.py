@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from torch_edl.data.batch import is_tensor
+from torch_edl.data.trees import is_tensor, leaves
 from torch_edl.errors import NanLossError
 from torch_edl.interfaces import Batch
 
@@ -80,15 +80,19 @@ def cause(batch: Batch, array: Callable[[Any], Any]) -> tuple[str, int | None]:
         A clause for a message, empty if all inputs are finite; and the index of the first such
         sample, None if there is none or the input is a scalar.
     """
-    for name, tensor in (*_tensors("features", batch.features), *_tensors("labels", batch.labels)):
-        values = array(tensor)
+    parts = {"features": batch.features, "labels": batch.labels}
+    for (name, *path), leaf in leaves(parts):
+        if not is_tensor(leaf):
+            continue
+        values = array(leaf)
         if not np.issubdtype(values.dtype, np.floating):
             continue
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
             place = bad[0].tolist()
             value = float(values[tuple(place)])
-            at = f"[{', '.join(map(str, place))}]" if place else ""
+            at = "".join(f"[{key!r}]" for key in path)
+            at += f"[{', '.join(map(str, place))}]" if place else ""
             samples = len(set(bad[:, 0].tolist())) if place else 1
             text = (
                 f"the input {name}{at} is {value} (samples of this minibatch with such a value: "
@@ -96,17 +100,6 @@ def cause(batch: Batch, array: Callable[[Any], Any]) -> tuple[str, int | None]:
             )
             return text, place[0] if place else None
     return "", None
-
-
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if is_tensor(value):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _tensors(f"{name}[{key!r}]", part)
-    elif isinstance(value, tuple | list):
-        for number, part in enumerate(value):
-            yield from _tensors(f"{name}[{number}]", part)
 
 
 class LayerLog:

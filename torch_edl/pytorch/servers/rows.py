@@ -16,8 +16,7 @@ in place, or replaced by a tensor of the same shape (``TableParameter`` of
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from torch_edl.data.trees import leaves, transform
 from torch_edl.engine.servers.served import Ids, PullRows, RowLookup, RowPlan, ServedRows
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
@@ -35,31 +35,13 @@ from torch_edl.pytorch.servers.id_prediction import IdPrediction, Lookup, shares
 from torch_edl.pytorch.torch_internals import DROPOUTS, change_count, show_row_gradients
 
 
-def tensors(features: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a minibatch."""
-    if isinstance(features, torch.Tensor):
-        yield features
-    elif isinstance(features, Mapping):
-        for value in features.values():
-            yield from tensors(value)
-    elif isinstance(features, tuple | list):
-        for value in features:
-            yield from tensors(value)
+def tensors(features: Any) -> list[torch.Tensor]:
+    """Return the tensors of a minibatch."""
+    return [leaf for _, leaf in leaves(features) if isinstance(leaf, torch.Tensor)]
 
 
-def copied(features: Any) -> Any:
-    """Copy a minibatch and its tensors."""
-    if isinstance(features, torch.Tensor):
-        return features.clone()
-    if isinstance(features, MutableMapping):
-        own = copy.copy(features)
-        for key, value in features.items():
-            own[key] = copied(value)
-        return own
-    if isinstance(features, tuple):
-        made = [copied(value) for value in features]
-        return type(features)(*made) if hasattr(features, "_fields") else tuple(made)
-    return [copied(value) for value in features] if isinstance(features, list) else features
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -150,7 +132,7 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
 
     def given(self, features: Any) -> Any:
         # If the model may change its features, another run of the model needs the original.
-        return features if self._alters is False else copied(features)
+        return features if self._alters is False else transform(features, _cloned)
 
     def use(self, plan: TorchPlan | None, number: int) -> None:
         if self._plan is not None:
@@ -252,7 +234,7 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
         self, noted: dict[int, list[tuple[torch.Tensor, int]]], number: int, features: Any
     ) -> list[TorchCall]:
         """Find the lookups of a minibatch."""
-        given = list(tensors(features))
+        given = tensors(features)
         if self._forward is None:
             noted[number] = [(t, change_count(t)) for t in given]
             return self._guessed(given)
@@ -267,7 +249,7 @@ class ServerRows(ServedRows[TorchCall, TorchPlan]):
     def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[TorchCall]:
         unchanged = self._alters is False
         features = self.given(features)
-        given = list(tensors(features))
+        given = tensors(features)
         versions = [change_count(t) for t in given]
         was_training = self._model.training
         if self._quiet:
