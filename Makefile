@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard torch_edl/wire/*.proto)
+# Compiled modules are kept: the tests start some hundred processes, which would compile them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install install-all quickstart test test-kubernetes lint proto proto-check storm bench bench-cluster clean
 

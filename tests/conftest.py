@@ -3,6 +3,7 @@ deadlines of hypothesis, and a real etcd."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import warm
 from tests.etcd_server import Etcd
 
 # Before torch is imported. Threads of several processes on few cores wait for each other in spin
@@ -27,6 +29,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Programs of torch-edl are forked. A storm executes them, as users do."""
+    marks = {mark.name for mark in item.iter_markers()}
+    with contextlib.nullcontext() if marks & {"slow", "executed"} else warm.programs():
+        return (yield)
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class Children(LocalLauncher):
         server = self._server if self._is_forked(spec) else None
         if server is not None and server.is_usable and self._fits(spec, env, server):
             try:
-                return ForkedGroup(server.fork(spec.args, env, stdout, stderr))
+                return ForkedGroup(server.fork(spec.args, env, {1: stdout, 2: stderr}))
             except OSError as error:
                 log.warning("%s is started as a new process, not forked: %s", spec.name, error)
                 if not server.is_usable:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -42,6 +43,7 @@ ENV_IMPORTS = "TORCH_EDL_FORK_SERVER_IMPORTS"
 """Variable with the modules that the fork server of a script imports, separated by spaces."""
 
 _MOST_BYTES = 1 << 20
+_MOST_FILES = 8
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _ADOPTED_POLL_S = 0.0002
 
@@ -144,26 +146,27 @@ def _serve(link: socket.socket, node: int, refusal: str) -> dict[str, Any] | Non
     gc.freeze()
     _send(link, {"ready": True})
     while True:
-        message, outputs, _, _ = socket.recv_fds(link, _MOST_BYTES, 2)
+        message, files, _, _ = socket.recv_fds(link, _MOST_BYTES, _MOST_FILES)
         if not message:
             return None
         order: dict[str, Any] = json.loads(message)
         try:
-            pid = _fork(node, outputs)
+            pid = _fork(node)
         except OSError as error:
             _send(link, {"error": f"fork: {error.strerror}"})
         else:
             if pid is None:
                 link.close()
+                _number(files, order["files"])
                 return order
             _send(link, {"pid": pid})
-        for fd in outputs:
+        for fd in files:
             os.close(fd)
 
 
-def _fork(node: int, outputs: Sequence[int]) -> int | None:
-    """Fork a process that becomes a child of the node, with these files as stdout and stderr.
-    Returns the pid of the new process in the fork server, and None in the new process."""
+def _fork(node: int) -> int | None:
+    """Fork a process that becomes a child of the node. Returns the pid of the new process in the
+    fork server, and None in the new process."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
@@ -172,9 +175,6 @@ def _fork(node: int, outputs: Sequence[int]) -> int | None:
                 os._exit(0)
             # Before the pid is sent: the node may then send signals to the process group.
             os.setsid()
-            for target, fd in enumerate(outputs, 1):
-                os.dup2(fd, target)
-                os.close(fd)
             os.write(write, str(os.getpid()).encode())
             _wait_for_parent(os.getppid() if os.getppid() != node else 0, node)
         except BaseException:
@@ -189,6 +189,17 @@ def _fork(node: int, outputs: Sequence[int]) -> int | None:
     if not pid:
         raise OSError(0, "the forked process ended")
     return int(pid)
+
+
+def _number(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give open files other numbers of file descriptors, which children of this process inherit."""
+    # A file may have a number that another one is to get.
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in files]
+    for fd in files:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
 
 
 def _wait_for_parent(between: int, node: int) -> None:

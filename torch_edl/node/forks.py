@@ -96,21 +96,25 @@ class ForkServer:
         """Process id of the server."""
         return self._leader.pid
 
-    def fork(self, args: Sequence[str], env: Mapping[str, str], stdout: int, stderr: int) -> int:
+    def fork(self, args: Sequence[str], env: Mapping[str, str], files: Mapping[int, int]) -> int:
         """Fork a process with these arguments and this environment; return its pid.
 
-        The process is a child of this one, leads its own session, writes to the two file
-        descriptors, and gets SIGKILL when this process ends.
+        The process is a child of this one, leads its own session, and gets SIGKILL when this
+        process ends.
+
+        Args:
+            files: open files by the number of their file descriptor in the new process: 1 is
+                stdout, 2 is stderr. Others are those of the server.
 
         Raises:
             OSError: the server cannot fork. A server that does not answer is killed.
         """
         added = {name: value for name, value in env.items() if self.env.get(name) != value}
         unset = sorted(self.env.keys() - env.keys())
-        message = json.dumps({"args": list(args), "env": added, "unset": unset}).encode()
+        order = {"args": list(args), "env": added, "unset": unset, "files": list(files)}
         try:
             self._link.settimeout(_FORK_S)
-            socket.send_fds(self._link, [message], [stdout, stderr])
+            socket.send_fds(self._link, [json.dumps(order).encode()], list(files.values()))
             answer = self._receive()
         except OSError:
             self.close()

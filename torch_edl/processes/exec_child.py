@@ -30,7 +30,10 @@ def words(command: list[str], number: int = signal.SIGKILL) -> list[str]:
 
 def end_with(parent: int, number: int) -> None:
     """Let the kernel send a signal to this process when its parent ends. If the parent has already
-    ended, the signal is sent now."""
+    ended, the signal is sent now. This process does not ignore or block the signal."""
+    if number != signal.SIGKILL:  # a child inherits ignored and blocked signals
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG, {number}): {os.strerror(ctypes.get_errno())}")
@@ -41,9 +44,6 @@ def end_with(parent: int, number: int) -> None:
 def main() -> None:
     """Set the signal, then replace this process by the command."""
     parent, number, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    if number != signal.SIGKILL:  # a child inherits ignored and blocked signals
-        signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     end_with(parent, number)
     try:
         os.execvp(command[0], command)

@@ -21,6 +21,9 @@ from torch_edl.node.forks import ForkServer, module_server
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.local import environment
 
+# The tests look at fork servers and what they fork.
+pytestmark = pytest.mark.executed
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 

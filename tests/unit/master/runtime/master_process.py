@@ -18,7 +18,8 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = "tests.unit.master.runtime.programs.run_master"
+ROOT = Path(__file__).parents[4]
 TOKEN = "secret"
 FILES = {"a.csv": 23, "b.csv": 9}
 
@@ -57,11 +58,11 @@ class Master:
             ProcessSpec(
                 role="master",
                 id=id,
-                module="run_master",
+                module=PROGRAM,
                 args=["--job", "j"],
                 end_with_parent=signal.SIGTERM,
                 env={
-                    "PYTHONPATH": str(PROGRAMS),
+                    "PYTHONPATH": str(ROOT),
                     "TORCH_EDL_HOME": str(self.home),
                     "TORCH_EDL_TOKEN": TOKEN,
                     "SCRIPT": str(self.home),

@@ -31,6 +31,9 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
+# The tests look at the child processes of nodes.
+pytestmark = pytest.mark.executed
+
 TIMEOUT_S = 3.0
 POLITE = "import signal, os, time; signal.signal(15, lambda *_: os._exit(143)); time.sleep(1000)"
 

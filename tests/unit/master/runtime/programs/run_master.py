@@ -4,4 +4,5 @@ import sys
 
 from master.__main__ import main
 
-sys.exit(main(worker_module="scripted_worker", server_module="scripted_server"))
+HERE = "tests.unit.master.runtime.programs"
+sys.exit(main(worker_module=f"{HERE}.scripted_worker", server_module=f"{HERE}.scripted_server"))
