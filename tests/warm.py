@@ -10,7 +10,6 @@ executed. So is all of a test that is marked as slow: storms start processes as 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import importlib
@@ -34,6 +33,7 @@ from tests.waiting import HANG_S
 from torch_edl.node import fork_server
 from torch_edl.node.forks import ForkServer, module_server
 from torch_edl.processes import exec_child
+from torch_edl.processes.this_process import leave
 
 ROOT = Path(__file__).parents[1]
 
@@ -252,21 +252,11 @@ def run() -> None:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             code = 0
     except SystemExit as end:
-        code = end.code
-    _end(code)
-
-
-def _end(code: Any) -> None:
-    """Do what Python does at its end, except that no module is taken apart: that would make a copy
-    of most of the memory that is shared with the server."""
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else int(bool(code)))
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+    # Modules that are taken apart would be copied: their memory is that of the server.
+    leave(code)
 
 
 class _Copy(ForkServer):

@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from torch_edl import _core
 from torch_edl.config import extensions
@@ -35,7 +35,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.processes import preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
-from torch_edl.processes.this_process import configure_torch, setup_logging
+from torch_edl.processes.this_process import configure_torch, leave, leave_now, setup_logging
 from torch_edl.training.contract.backends import TORCH, backend_of, importing, named
 from torch_edl.wire.security.credentials import identity
 
@@ -119,7 +119,7 @@ def preload(format: str = "") -> None:
         importlib.import_module("pandas")
 
 
-def run() -> None:
+def run() -> NoReturn:
     """Run a worker with the arguments of this process, then end the process."""
     _end(main())
 
@@ -198,15 +198,12 @@ def _end_alone() -> None:
     end_own_group()
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     """Exit with a code, even while the user's ``feed`` runs in the thread that prepares tasks."""
     tasks = sys.modules.get("torch_edl.data.tasks")
     if tasks is not None and tasks.TaskPrefetcher.is_preparing():
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        leave_now(code)
+    leave(code)
 
 
 if __name__ == "__main__":

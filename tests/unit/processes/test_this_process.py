@@ -128,3 +128,21 @@ def test_orphans_of_others_are_reaped_by_process_1(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "starts")])
     assert parent.wait(HANG_S) == 0
     assert os.getpid() not in starts(tmp_path)
+
+
+def test_a_process_leaves_after_its_threads_and_exit_functions() -> None:
+    program = (
+        "import atexit, sys, threading, time\n"
+        "from torch_edl.processes.this_process import leave\n"
+        "class Kept:\n"
+        "    def __del__(self):\n"
+        "        print('taken apart')\n"
+        "kept = Kept()\n"
+        "atexit.register(print, 'exit function')\n"
+        "go = threading.Event()\n"
+        "threading.Thread(target=lambda: (go.wait(), print('thread'))).start()\n"
+        "threading.Timer(0.1, go.set).start()\n"
+        "leave(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "thread\nexit function\n", "")
