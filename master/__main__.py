@@ -51,6 +51,7 @@ from torch_edl.config.environment import ENV_MASTER, ENV_NOTICE, ENV_PLATFORM, E
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.data.resuming import continued
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.events import Other, ProcessChanged
 from torch_edl.interfaces import Store, StoreType
 from torch_edl.interfaces.platform import Host, Platform
 from torch_edl.launch.jobs.folder import JobFolder, MasterAddress
@@ -234,7 +235,7 @@ def _run_once(
     job.lifecycle.log.continue_after(journal.written, journal.newest() if left is not None else ())
     if left is None:
         for text in [*job_files.left_journals(config, journals), *host.warnings(config)]:
-            job.lifecycle.note("warning", text, clock())
+            job.lifecycle.note(Other(severity="warning", message=text), clock())
     else:
         from_state(job, left, clock())
         try:
@@ -243,6 +244,9 @@ def _run_once(
             log.error("%s", error)
             opened.close()
             return host.refused(error)
+    job.lifecycle.note(
+        ProcessChanged(process="master-0", state="running", pid=os.getpid()), clock()
+    )
     job.start(clock())
     lines = extensions.load(extensions.LEDGERS, "file", "tasks.jsonl")
     ledger = lines(folder.dir / "tasks.jsonl", anew=left is None)
@@ -325,7 +329,7 @@ def _run_once(
             service.end_seen.wait(_LINGER_S)
         if over:
             with service.changed:
-                last = service.status()
+                last = service.status(history.events_after if history is not None else 0)
             if history is not None:
                 history.update(last)
                 history.end(last.state, last.error)

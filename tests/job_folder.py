@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.config import JobConfig
+from torch_edl.events import (
+    Event,
+    JobFinished,
+    ModelEvaluated,
+    ProcessChanged,
+    ServersReady,
+    WorkerLost,
+)
 from torch_edl.launch.jobs.folder import JobFolder
+from torch_edl.wire import event_messages
 
 START = 1_800_000_000.0
 """Unix time at which the job began, in seconds."""
@@ -18,7 +27,7 @@ START = 1_800_000_000.0
 def _process(role: str, id: int, state: str, exit: str = "") -> dict[str, Any]:
     return {
         "role": role, "id": id, "pid": 1000 + id, "state": state, "exit": exit, "address": "",
-        "log": "", "problem": "", "kept": False, "expendable": False,
+        "died": False, "log": "", "problem": "", "kept": False, "expendable": False,
     }  # fmt: skip
 
 
@@ -44,26 +53,26 @@ class SimulatedJob:
         self.folder = JobFolder(name)
         self.folder.logs.mkdir(parents=True)
         self.folder.config_file.write_text(JobConfig(name=name, model_file="model.py").to_json())
-        self._sequence = 0
+        self.sequence = 0
+        """Number of the newest event."""
         self._random = random.Random(0)
         self.processes = [_process("master", 0, "running")]
         self.processes += [_process("ps", each, "running") for each in range(servers)]
         self.processes += [_process("worker", each, "running") for each in range(workers)]
-        history = [{"kind": "begin", "interval_s": 1.0}]
-        history += [self._change(p, START + 1) for p in self.processes]
-        lines = [self.event(2, "info", f"all {servers} parameter servers are ready")]
+        history: list[dict[str, Any]] = [{"kind": "begin", "interval_s": 1.0}]
+        lines = [self._change(p, 1) for p in self.processes]
+        lines.append(self.event(2, ServersReady(count=servers)))
         for death in range(deaths):
             at = 5 + (seconds - 10) * death / deaths
             dead = self.processes[1 + servers + death]
-            dead.update(state="exited", exit="signal 9")
+            dead.update(state="exited", exit="signal 9", died=True)
             new = _process("worker", workers + death, "running")
             self.processes.append(new)
-            history += [self._change(dead, START + at), self._change(new, START + at + 2)]
-            text = f"worker-{dead['id']} ended with signal 9; its tasks were returned to the queue"
-            lines.append(self.event(at, "warning", text))
+            lost = WorkerLost(process=f"worker-{dead['id']}", way="ended", cause="signal 9")
+            lines += [self._change(dead, at), self.event(at, lost), self._change(new, at + 2)]
         for step in range(events - deaths - 2):
             lines.append(self._evaluation(2 + (seconds - 3) * step / events, step))
-        lines.append(self.event(seconds, "info", "finished"))
+        lines.append(self.event(seconds, JobFinished()))
         history += [self._scalars(at) for at in range(2, seconds)]
         (self.folder.dir / "history.jsonl").write_text("".join(history_line(h) for h in history))
         self.folder.events_file.write_text("".join(lines))
@@ -72,9 +81,10 @@ class SimulatedJob:
                 process.update(state="exited", exit="exit code 0")
         self.write_status(state="finished", steps=10 * seconds, wall_s=seconds - 2.0)
 
-    def _change(self, process: dict[str, Any], at: float) -> dict[str, Any]:
-        named = {name: process[name] for name in ("role", "id", "pid", "state", "exit")}
-        return {"kind": "process", "time": at, **named}
+    def _change(self, process: dict[str, Any], at: float) -> str:
+        named = {name: process[name] for name in ("pid", "state", "exit", "died")}
+        name = f"{process['role']}-{process['id']}"
+        return self.event(at, ProcessChanged(process=name, **named))
 
     def _scalars(self, at: int) -> dict[str, Any]:
         noise = self._random.random()
@@ -87,13 +97,13 @@ class SimulatedJob:
         return {"kind": "scalars", "time": START + at, "step": 10 * at, "values": values}
 
     def _evaluation(self, at: float, step: int) -> str:
-        return self.event(at, "info", f"evaluation at step {step:,}: accuracy 0.9")
+        return self.event(at, ModelEvaluated(steps=step, metrics={"accuracy": 0.9}))
 
-    def event(self, at: float, level: str, text: str, **more: Any) -> str:
+    def event(self, at: float, event: Event) -> str:
         """Return the line of an event ``at`` seconds after the start."""
-        self._sequence += 1
-        found = {"sequence": self._sequence, "time": START + at, "level": level, "text": text}
-        return history_line({**found, **more})
+        self.sequence += 1
+        message = event_messages.to_message(event, self.sequence, START + at)
+        return f"{event_messages.to_line(message)}\n"
 
     def append(self, *lines: str) -> None:
         """Append lines of :meth:`event` to the events of the job."""

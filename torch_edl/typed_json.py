@@ -3,7 +3,7 @@
 Such a file may have been cut by a full disk, changed on the way, or edited. :func:`parse` returns a
 value of the expected type or raises ValueError with the place of the first wrong value, whatever
 the text is. Types are dataclasses, TypedDicts, ``list``, ``tuple``, ``dict``, unions, ``bool``,
-``int`` of 64 bits, ``float``, ``str`` and ``Any``; :class:`Range` limits a number.
+``int`` of 64 bits, ``float``, ``str``, literals and ``Any``; :class:`Range` limits a number.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def _reader(kind: Any) -> _Check:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _within(_reader(args[0]), args[1])
+    if origin is typing.Literal:
+        return _literal(args)
     if origin in (typing.Union, types.UnionType):
         return _one_of([_reader(each) for each in args], str(kind))
     if origin is tuple and args[-1] is not ...:
@@ -153,6 +155,15 @@ def _plain(names: str, *accepted: type) -> _Check:
     def check(value: Any) -> Any:
         if type(value) not in accepted:  # a bool is no number
             raise _Mismatch(value, names)
+        return value
+
+    return check
+
+
+def _literal(accepted: tuple[Any, ...]) -> _Check:
+    def check(value: Any) -> Any:
+        if value not in accepted:
+            raise _Mismatch(value, f"one of {', '.join(map(repr, accepted))}")
         return value
 
     return check

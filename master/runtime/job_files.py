@@ -4,7 +4,6 @@ the log of events, journals and temporary files, and their removal after the end
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any
 
 from master.state.actions import Saved
 from master.state.job.job import ManagedJob
+from master.state.lifecycle import EVENTS_KEPT
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.claim import Claim, run_id
 from torch_edl.checkpoint.durable import replacing
@@ -21,8 +21,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.parts import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.launch.jobs.logs import EventLine
-from torch_edl.typed_json import parse
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -224,13 +223,13 @@ class EventFile:
         self.written, self._is_cut = _end_of(path)
         """Number of the last event in the file; 0 if it is empty."""
 
-    def newest(self, most: int = 1000) -> list[pb.Event]:
+    def newest(self, most: int = EVENTS_KEPT) -> list[pb.Event]:
         """Return the last complete events of the file, in order."""
         found: deque[pb.Event] = deque(maxlen=most)
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError, TypeError):  # truncated by a full disk
-                    found.append(pb.Event(**parse(line, dict[str, Any])))
+                with contextlib.suppress(ValueError):  # truncated by a full disk
+                    found.append(event_messages.from_line(line))
         return list(found)
 
     def write(self, events: Sequence[pb.Event]) -> None:
@@ -238,7 +237,7 @@ class EventFile:
         ignored: training does not depend on this file."""
         if not events:
             return
-        lines = "".join(f"{json.dumps(_plain(event))}\n" for event in events)
+        lines = "".join(f"{event_messages.to_line(event)}\n" for event in events)
         self.written = events[-1].sequence
         try:
             with open(self._path, "a", encoding="utf-8") as file:
@@ -251,16 +250,6 @@ class EventFile:
             self._is_cut = _end_of(self._path)[1]
 
 
-def _plain(event: pb.Event) -> dict[str, object]:
-    found = {
-        "sequence": event.sequence,
-        "time": event.time,
-        "level": event.level,
-        "text": event.text,
-    }
-    return {**found, "traceback": event.traceback} if event.traceback else found
-
-
 def _end_of(path: Path) -> tuple[int, bool]:
     """Return the number of the last complete event, and whether a partial line follows."""
     try:
@@ -269,5 +258,5 @@ def _end_of(path: Path) -> tuple[int, bool]:
         return 0, False
     for line in reversed(lines):
         with contextlib.suppress(ValueError):  # truncated by a full disk
-            return parse(line, EventLine)["sequence"], bool(lines[-1])
+            return event_messages.from_line(line).sequence, bool(lines[-1])
     return 0, bool(lines[-1])

@@ -171,6 +171,7 @@ class StateThread:
         self._status_file = status_file
         self._shown = shown
         self._status_written: dict[str, Any] | None = None
+        self._events_after = 0  # number of the newest event that was shown
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
         self._thread.start()
@@ -199,9 +200,10 @@ class StateThread:
                 return
             self._service.keep()
             with self._service.changed:
-                status = self._service.status()
+                status = self._service.status(self._events_after)
             for show in self._shown:
                 show(status)
+            self._events_after = max([self._events_after, *(e.sequence for e in status.events)])
             self._keep_status(as_dict(status))
             self._service.store_answered(None)
         except StoreConflictError:

@@ -24,12 +24,11 @@ from master.state.workforce.placement import Room, place
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_HOST, ENV_NOTICE
 from torch_edl.errors import UsageError
+from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.node.orders import Key, Orders
 from torch_edl.processes.launcher import (
     Known,
     LauncherEvent,
-    MachineJoined,
-    MachineLeft,
     ProcessExit,
     ProcessNotStarted,
     ProcessSpec,

@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from master.state.actions import DataScanned, Note, StreamGrown
+from master.state.actions import DataScanned, StreamGrown
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import ENV_PROCESS, ENV_TOKEN
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError
+from torch_edl.events import StreamsAnswer, StreamsSilent
 from torch_edl.processes import exec_child
 from torch_edl.processes.this_process import setup_logging
 
@@ -128,7 +129,9 @@ def _counted(files: Sequence[str], config: JobConfig, opened: Opened) -> list[tu
 
 
 def watch_streams(
-    topics: Sequence[str], apply: Callable[[StreamGrown | Note], None], ended: threading.Event
+    topics: Sequence[str],
+    apply: Callable[[StreamGrown | StreamsSilent | StreamsAnswer], None],
+    ended: threading.Event,
 ) -> None:
     """Poll the brokers of streams for new records until the job has ended. The offsets of the
     partitions are passed to ``apply``, and the first error and the first answer after it."""
@@ -146,8 +149,7 @@ def watch_streams(
             error = str(raised)
         if silent != bool(error):
             silent = bool(error)
-            text = f"no new records for now: {error}" if error else "the streams answer again"
-            apply(Note("warning" if error else "info", text))
+            apply(StreamsSilent(error=error) if error else StreamsAnswer())
         if not error and not ended.is_set():
             apply(StreamGrown(offsets))
         ended.wait(_EVERY_S)

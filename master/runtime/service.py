@@ -13,10 +13,10 @@ import grpc
 from google.protobuf.message import Message
 
 from master.runtime.persistence import Noted, StateWriter
-from master.state.actions import Note
 from master.state.calls import script_calls, server_calls, user_calls, worker_calls
 from master.state.job.job import JobEvent, ManagedJob
 from torch_edl.errors import UsageError
+from torch_edl.events import StateNotStored, StateStoredAgain
 from torch_edl.node.orders import Nodes
 from torch_edl.processes import usage
 from torch_edl.wire import master_pb2 as pb
@@ -247,11 +247,10 @@ class Service:
             if (error is not None) == self._unwritable:
                 return
             self._unwritable = error is not None
-            text = "the state of the job is kept again"
-            if error is not None:
-                then = "training continues; no process joins or starts until it can"
-                text = f"the state of the job cannot be kept: {error}; {then}"
-            self.apply(Note("info" if error is None else "warning", text))
+            if error is None:
+                self.apply(StateStoredAgain())
+            else:
+                self.apply(StateNotStored(error=str(error)))
 
     def _leasing(self, event: Event) -> Event:
         """Return the event with no answer, so that its call waits, while another master of the job

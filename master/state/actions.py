@@ -15,9 +15,8 @@ from typing import Any
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard
+from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.processes.launcher import (
-    MachineJoined,
-    MachineLeft,
     ProcessNotStarted,
     ProcessRefused,
     ProcessRuns,
@@ -252,20 +251,10 @@ class StreamGrown:
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
 """Results of an :data:`Effect`."""
-Progress = ProcessWaits | ProcessRuns | ProcessRefused | MachineJoined | MachineLeft
+Progress = ProcessWaits | ProcessRuns | ProcessRefused
 """Scheduling states of a process that was requested."""
-ActionEvent = ProcessNotStarted | Progress | PlanKept | EffectEvent
-"""Results of an :data:`Action`."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """An event for the log of the job."""
-
-    level: str
-    """``info``, ``warning`` or ``error``."""
-    text: str
-    traceback: str = ""
+ActionEvent = ProcessNotStarted | Progress | MachineJoined | MachineLeft | PlanKept | EffectEvent
+"""Results of an :data:`Action`, and changes of machines."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from master.state.outages import Outages
+from torch_edl import events
 from torch_edl.errors import UsageError
+from torch_edl.events import Event
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds after which, in a job that is to stop, a worker that has not finished its step is
@@ -22,12 +26,12 @@ STOP_WITHIN_S = 80.0
 # address for 30 s.
 RECONNECT_WITHIN_S = 10.0
 RETURN_WITHIN_S = 60.0
-# Number of events that the log keeps.
-_EVENTS = 1000
-# Number of commands whose last event is remembered, and characters kept of an event's text.
+# Number of events that the log keeps, most of them changes of processes, and of one answer.
+EVENTS_KEPT = 10_000
+_EVENTS_AT_ONCE = 2_000
+# Number of commands whose last event is remembered, and characters of an event of a command.
 _SOURCES = 100
-_TEXT_CHARS = 2000
-_LEVELS = ("info", "warning", "error")
+_MOST_CHARS = 10_000
 _WINDOW_S = 10.0
 _SAMPLE_S = 0.5
 
@@ -67,8 +71,10 @@ class EventLog:
     """The newest events of a job, numbered from 1. A restarted master continues the numbers."""
 
     def __init__(self) -> None:
-        self._kept: deque[pb.Event] = deque(maxlen=_EVENTS)
+        self._kept: deque[pb.Event] = deque(maxlen=EVENTS_KEPT)
         self._count = 0
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Number of events by kind and level, those of earlier masters included."""
         self.sources: dict[str, int] = {}
         """Number of the last event that was added, for each command that sends events."""
 
@@ -88,38 +94,48 @@ class EventLog:
         """Continue above all numbers that a lost file of events may have had, of which
         ``sequence`` was stored: clients ask for what is above the newest number they know."""
         if self._count < sequence:
-            self._count = sequence + _EVENTS
+            self._count = sequence + EVENTS_KEPT
 
-    def add(self, level: str, text: str, wall_time: float, traceback: str = "") -> None:
-        """Append an event; ``wall_time`` is in Unix seconds."""
+    def add(self, event: Event, wall_time: float) -> int:
+        """Append an event, and return its number; ``wall_time`` is in Unix seconds."""
+        self._append(event_messages.to_message(event, 0, wall_time))
+        return self._count
+
+    def _append(self, message: pb.Event) -> None:
         self._count += 1
-        self._kept.append(
-            pb.Event(
-                sequence=self._count, time=wall_time, level=level, text=text, traceback=traceback
-            )
-        )
+        message.sequence = self._count
+        self.counts[message.kind, message.level] += 1
+        self._kept.append(message)
 
-    def add_from(self, source: str, events: Iterable[pb.Event]) -> None:
+    def add_from(self, source: str, messages: Iterable[pb.Event]) -> None:
         """Append the events of a command; an event that the command repeats is added once.
 
         Raises:
-            UsageError: the level of an event is unknown; nothing was added.
+            UsageError: an event has an unknown level, is too long, or has fields that are no JSON
+                object; nothing was added.
         """
-        new = [event for event in events if event.sequence > self.sources.get(source, 0)]
-        for event in new:
-            if event.level not in _LEVELS:
-                raise UsageError(f"an event of level {event.level!r}; expected info to error")
-        for event in new:
-            self.add(event.level, event.text[:_TEXT_CHARS], event.time)
-            self.sources[source] = event.sequence
+        new = [each for each in messages if each.sequence > self.sources.get(source, 0)]
+        for each in new:
+            if each.level not in events.LEVELS:
+                raise UsageError(f"an event of level {each.level!r}; expected debug to error")
+            if (chars := len(each.text) + len(each.fields) + len(each.kind)) > _MOST_CHARS:
+                raise UsageError(f"an event of {chars:,} characters; at most {_MOST_CHARS:,}")
+            event_messages.fields_of(each)
+            if each.kind not in events.KINDS:
+                raise UsageError(f"an event of the kind {each.kind[:60]!r}, which is unknown")
+        for each in new:
+            self.sources[source] = each.sequence
+            self._append(each)
         while len(self.sources) > _SOURCES:
             del self.sources[next(iter(self.sources))]
 
     def after(self, sequence: int) -> list[pb.Event]:
-        """Return the kept events with a number above ``sequence``, in order."""
+        """Return the first of the kept events with a number above ``sequence``, in order: at most
+        2,000."""
         new = min(self._count - sequence, len(self._kept))
         newest = (self._kept[i] for i in range(len(self._kept) - new, len(self._kept)))
-        return [event for event in newest if event.sequence > sequence]
+        later = (event for event in newest if event.sequence > sequence)
+        return list(itertools.islice(later, _EVENTS_AT_ONCE))
 
 
 class Rates:
@@ -204,22 +220,20 @@ class Lifecycle:
             return 0.0
         return (now if self._trained_at is None else self._trained_at) - self._began_at
 
-    def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
-        self.log.add(level, text, now + self._wall_offset_s, traceback)
-
-    def disrupted(
-        self, now: float, *, lost: str = "", silent_s: float = 0.0, away: bool = False
-    ) -> None:
-        """Begin an outage, which the event of the same ``now`` reports.
-
-        Args:
-            lost: role of the process that was lost; empty if none was.
-            silent_s: seconds without a heartbeat or a step of this process before the event.
-            away: True if no master observed the job before the event.
-        """
-        if lost:
-            self.outages.losses[lost] = self.outages.losses.get(lost, 0) + 1
-        self.outages.begin(now + self._wall_offset_s, now, silent_s=silent_s, away=away)
+    def note(self, event: Event, now: float) -> None:
+        """Append an event to the log; count the loss and begin the outage that it reports."""
+        wall_time = now + self._wall_offset_s
+        number = self.log.add(event, wall_time)
+        if event.lost_process:
+            self.outages.lost(events.role_of(event.lost_process))
+        if event.disrupts:
+            self.outages.begin(
+                number,
+                wall_time,
+                now,
+                silent_s=event.silence_s,
+                away=event.is_unseen,
+            )
 
     def describe_outages(self, status: pb.GetStatusResponse) -> None:
         """Add the lost processes and the outages to a status."""
@@ -268,7 +282,7 @@ class Lifecycle:
             self._fell_from = 0
 
     def stop(self, reason: str, now: float) -> None:
-        self.note("warning", f"stopping: {reason}", now)
+        self.note(events.JobStopping(reason=reason), now)
         self.stopping = Stopping(reason=reason, began=now)
 
     def heed_stopping(
@@ -298,11 +312,11 @@ class Lifecycle:
         no checkpoint."""
         assert self.stopping is not None
         if problem:
-            self.note("warning", f"no last checkpoint: {problem}", now)
+            self.note(events.LastCheckpointMissing(why=problem), now)
         self.outcome, self.ended_at = Outcome("stopped", 143, error=self.stopping.reason), now
 
     def finish(self, now: float, *, leave_s: float) -> None:
-        self.note("info", "finished", now)
+        self.note(events.JobFinished(), now)
         self.leave_s = leave_s
         self.outcome, self.ended_at = Outcome("finished", 0), now
 
@@ -314,7 +328,7 @@ class Lifecycle:
         if self.stopping is not None:
             self.stopped(now, error)
             return
-        self.note("error", error, now, traceback)
+        self.note(events.JobFailed(error=error, traceback=traceback), now)
         self.outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
         self.ended_at = now
 
@@ -335,6 +349,7 @@ class Lifecycle:
             "outcome": None if self.outcome is None else asdict(self.outcome),
             "events": self.log.count,
             "sources": self.log.sources,
+            "counts": [[kind, level, n] for (kind, level), n in self.log.counts.items()],
             "rollbacks": self.rollbacks,
             "records_rolled_back": self.records_rolled_back,
             "updates_lost": self.updates_lost,
@@ -355,6 +370,8 @@ class Lifecycle:
             self.ended_at = at(state["ended"]) or now
         self.log.exceed(state["events"])
         self.log.sources.update(state["sources"])
+        for kind, level, count in state["counts"]:
+            self.log.counts[kind, level] += count
         self.rollbacks = state["rollbacks"]
         self.records_rolled_back = state["records_rolled_back"]
         self.updates_lost = state["updates_lost"]

@@ -6,7 +6,7 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_edl.wire import master_pb2 as pb
 
@@ -15,6 +15,15 @@ _LOOP = frozenset({"training", "waiting", "reconnecting"})
 # A worker without a step waits above both limits: seconds, and multiples of its usual step.
 _WAITS_S, _WAITS_STEPS = 3.0, 4
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing", loss=math.nan)
+
+
+class Preemption(NamedTuple):
+    """What the preemption of a worker cost."""
+
+    took_s: float
+    """Seconds from the notice to the end of the worker."""
+    records_again: int
+    """Records that the worker had trained, and that are trained again."""
 
 
 @dataclass
@@ -72,15 +81,14 @@ class Member:
         self.step_s += (took_s - self.step_s) * (0.2 if self.step_s else 1.0)
         self.stepped_at = now
 
-    def cost(self, now: float, *, in_ring: bool) -> str:
-        """Return what the preemption of the worker cost, which ended at ``now``; empty if the
+    def cost(self, now: float, *, in_ring: bool) -> Preemption | None:
+        """Return what the preemption of the worker cost, which ended at ``now``; None if the
         worker got no notice. Records of which no report arrived are trained again, unless the
         other members of its ring have them."""
         if not self.heartbeat.notice:
-            return ""
+            return None
         again = 0 if in_ring else max(0, self.heartbeat.records - self.reported_records)
-        took_s = now - self.asked_at
-        return f"; preempted: left in {took_s:.1f} s, {again:,} of its records are trained again"
+        return Preemption(now - self.asked_at, again)
 
     @property
     def newest_stacks(self) -> str:

@@ -17,8 +17,10 @@ _MOST = 200
 class Outage:
     """The time around one disruption in which the job made no step."""
 
+    event: int
+    """Number of the event that reports the disruption."""
     time: float
-    """Unix time of the event that reports the disruption."""
+    """Unix time of the event."""
     since: float
     """Time from which on no step was made, on the clock of the events."""
     stalled_s: float | None = None
@@ -57,21 +59,31 @@ class Outages:
         self._span: tuple[float, float] | None = None  # (begin, end) of outages that overlap
         self._stepped_at: float | None = None
 
-    def begin(self, time: float, now: float, *, silent_s: float = 0.0, away: bool = False) -> None:
-        """Begin an outage, unless the same event has begun it.
+    def lost(self, role: str) -> None:
+        """Count a lost process."""
+        self.losses[role] = self.losses.get(role, 0) + 1
+
+    def begin(
+        self,
+        event: int,
+        time: float,
+        now: float,
+        *,
+        silent_s: float = 0.0,
+        away: bool = False,
+    ) -> None:
+        """Begin an outage.
 
         Args:
-            time: Unix time of the event that reports the disruption.
+            event: number of the event that reports the disruption.
+            time: Unix time of the event.
             silent_s: seconds for which the process that was lost may have been gone already. The
                 outage begins with the last step of the job in this time.
             away: True if no master observed the job before the event.
         """
         stepped_at = now if self._stepped_at is None else self._stepped_at
         since = max(now - silent_s, min(now, stepped_at))
-        if self._open and self._open[-1].time == time:
-            self._open[-1].since = min(since, self._open[-1].since)
-            return
-        outage = Outage(time, since, unseen=away)
+        outage = Outage(event, time, since, unseen=away)
         self.newest.append(outage)
         self._open.append(outage)
         if len(self._open) > _MOST:
@@ -121,7 +133,9 @@ class Outages:
             status.losses.add(role=role, losses=count)
         for each in self.newest:
             since = each.since + wall_offset_s
-            status.outages.add(time=each.time, since=since, stalled_s=each.stalled_s)
+            status.outages.add(
+                event=each.event, time=each.time, since=since, stalled_s=each.stalled_s
+            )
 
     # ---- a restart of the master ----
 
@@ -130,13 +144,15 @@ class Outages:
         return {
             "losses": self.losses,
             "stalled_s": self.stalled_s,
-            "newest": [[o.time, o.since + wall_offset_s, o.stalled_s] for o in self.newest],
+            "newest": [
+                [o.event, o.time, o.since + wall_offset_s, o.stalled_s] for o in self.newest
+            ],
         }
 
     def from_state(self, state: Mapping[str, Any], wall_offset_s: float) -> None:
         """Restore what :meth:`to_state` returned. Any worker may have made steps before."""
         self.losses = dict(state["losses"])
         self.stalled_s = state["stalled_s"]
-        for time, since, stalled_s in state["newest"]:
-            self.newest.append(Outage(time, since - wall_offset_s, stalled_s))
+        for event, time, since, stalled_s in state["newest"]:
+            self.newest.append(Outage(event, time, since - wall_offset_s, stalled_s))
         self._open = [each for each in self.newest if each.stalled_s is None]

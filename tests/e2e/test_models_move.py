@@ -112,7 +112,7 @@ def test_the_next_day_is_trained_with_the_state_of_the_optimizer(
     said = place(
         f"{run} --data day-1.parquet --load A --load-optimizer --checkpoint-dir B --output second"
     )
-    assert "its values and the state of the optimizer" in said.stdout
+    assert "its values and optimizer state" in said.stdout
     found = load_file(place / "second" / "model.safetensors")
 
     contract: dict[str, Any] = {}

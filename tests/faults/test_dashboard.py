@@ -59,7 +59,7 @@ def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium)
             job.end_well()
             chromium.wait_for("document.querySelector('#state').textContent == 'finished'")
             # The next step was made, at the latest after the data continued.
-            cost = "store.data.incidents.find(each => each.kind == 'lost').stalled_s"
+            cost = "store.data.incidents.find(each => each.kind == 'worker_lost').stalled_s"
             chromium.wait_for(f"{cost} !== null")
             status = json.loads((job.folder / "status.json").read_text())
             assert [chromium.evaluate(cost)] == [each["stalled_s"] for each in status["outages"]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.data.cuts import tasks_of
@@ -23,6 +22,7 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
+from torch_edl.events import counted
 from torch_edl.interfaces import Batch
 from torch_edl.master_client.leases import HeldLease
 from torch_edl.training.contract.backends import backend_of, importing

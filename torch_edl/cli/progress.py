@@ -14,7 +14,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from torch_edl.config.option import TRAINING
+from torch_edl.events import JobStopping, counted
 from torch_edl.launch.jobs.folder import ENDED
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 _ALIVE = ("starting", "running", "draining", "stopping")
@@ -27,7 +29,6 @@ _VERBS = {
 _PLAIN_EVERY_S = 5.0
 _PLAIN_LATER_S = 30.0
 _PLAIN_SETTLED_S = 120.0
-_STOPPING = "stopping: "  # prefix of the event
 _STYLES = {"warning": "yellow", "error": "bold red"}
 _COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright_magenta")
 
@@ -48,11 +49,6 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count and its noun: ``1 worker``, ``2,000 workers``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def facts(status: pb.GetStatusResponse) -> list[str]:
@@ -263,8 +259,12 @@ class Display:
             if event.level == "error" and status.state in ("finishing", *ENDED):
                 self.held.append(event)
                 continue
-            self.is_stopped = self.is_stopped or event.text.startswith(_STOPPING)
-            if event.text.removeprefix(_STOPPING) not in signals:
+            told = event_messages.from_message(event)
+            if isinstance(told, JobStopping):
+                self.is_stopped = True
+                if told.reason in signals:
+                    continue
+            if event.level != "debug":
                 self.event(event)
         self.update(status)
 

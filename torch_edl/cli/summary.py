@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from torch_edl.checkpoint.durable import write_text
-from torch_edl.cli.progress import best_text, counted, duration, number
+from torch_edl.cli.progress import best_text, duration, number
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
 from torch_edl.config.option import TRAINING
+from torch_edl.events import counted
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb

@@ -16,6 +16,7 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.errors import DataError
+from torch_edl.events import RecordsRemoved
 from torch_edl.interfaces.source import ENDLESS
 
 TASKS_AHEAD = 512
@@ -206,7 +207,9 @@ class StreamSpace:
 
     # ---- changes ----
 
-    def grow(self, offsets: Mapping[str, tuple[int, int]], *, done: int, idle: bool) -> list[str]:
+    def grow(
+        self, offsets: Mapping[str, tuple[int, int]], *, done: int, idle: bool
+    ) -> list[RecordsRemoved]:
         """Cut tasks from the available records, one task of each partition in turn.
 
         Args:
@@ -216,26 +219,25 @@ class StreamSpace:
             idle: True if workers have no tasks, so that tasks need not be full.
 
         Returns:
-            Warnings about records that were removed before a task contained them.
+            The records that were removed before a task contained them.
 
         Raises:
             DataError: such records may not be skipped; or a partition ends before records that
                 are in a task.
         """
-        said = []
+        removed = []
         begins = {}
         for name, (first, end) in sorted(offsets.items()):
             begin = self.plan.next.get(name, first)
             if begin < first:
-                text = f"the offsets {begin} to {first - 1} were removed before they were read"
                 if not self._skip_removed:
                     raise DataError(
                         name,
-                        f"{text}; keep messages longer (retention.ms), or leave these out: "
-                        "--skip-damaged",
+                        f"the offsets {begin} to {first - 1} were removed before they were read; "
+                        "keep messages longer (retention.ms), or leave these out: --skip-damaged",
                     )
+                removed.append(RecordsRemoved(partition=name, first=begin, last=first - 1))
                 begin = first
-                said.append(f"{name}: {text}, and are left out")
             if end < begin:
                 raise DataError(
                     name,
@@ -253,7 +255,7 @@ class StreamSpace:
         self.known = self.records_before(self.plan.end) + left
         if self._max_records:
             self.known = min(self.known, self._max_records)
-        return said
+        return removed
 
     def _cut(self, offsets: Mapping[str, tuple[int, int]], done: int, least: int) -> None:
         """Cut tasks of at least ``least`` records; the last task before a limit may be shorter."""

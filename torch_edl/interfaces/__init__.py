@@ -53,7 +53,7 @@ from __future__ import annotations
 from torch_edl.interfaces.backend import Backend, Signature
 from torch_edl.interfaces.engine import Batch, Damaged, Engine, LeasedEngine, Minibatch, Update
 from torch_edl.interfaces.exporter import PROMETHEUS, Exporter
-from torch_edl.interfaces.observer import JobEvent, Observer
+from torch_edl.interfaces.observer import Observer
 from torch_edl.interfaces.platform import (
     Host,
     JobHandle,
@@ -89,7 +89,6 @@ __all__ = [
     "Fittable",
     "Exporter",
     "Host",
-    "JobEvent",
     "JobHandle",
     "JobOutcome",
     "LeasedEngine",

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
-
-
-class JobEvent(NamedTuple):
-    """An event of a job, as an :class:`Observer` receives it."""
-
-    time: float
-    """Unix time in seconds."""
-    kind: str
-    """``log``: a line of the job's event log, as in ``events.jsonl``. ``process``: a process of
-    the job changed its state. ``state``: the job changed its state. ``wait``: a worker that made no
-    step for longer than usual makes steps again, or has ended."""
-    level: str
-    """``info``, ``warning`` or ``error``."""
-    text: str
-    """The event in one line."""
-    fields: Mapping[str, str | float]
-    """``log``: ``sequence``, and ``traceback`` if user code failed. ``process``: ``role``, ``id``,
-    ``pid``, ``state`` and ``exit`` (how the process ended; empty while it runs). ``state``:
-    ``state`` and ``epoch`` (from 0). ``wait``: ``id`` of the worker, and ``seconds``."""
+    from torch_edl.events import Event
 
 
 class Observer:
@@ -45,7 +27,7 @@ class Observer:
     ``--detach`` its detached process), or for a script the agent that hosts the master. It never
     delays the job and never fails it. All methods of an observer, its constructor included, are
     called on one thread of its own, in the order of the calls below. The thread has a queue of
-    1,000 items: the items that an observer is too slow for are dropped, and an exception loses the
+    10,000 items: the items that an observer is too slow for are dropped, and an exception loses the
     item. One warning is logged for each observer. If the constructor or :meth:`begin` raises, the
     observer receives nothing else.
 
@@ -98,8 +80,15 @@ class Observer:
                 was evaluated.
         """
 
-    def event(self, event: JobEvent) -> None:
-        """Receive an event."""
+    def event(self, time: float, event: Event) -> None:
+        """Receive an event.
+
+        Args:
+            time: Unix time in seconds.
+            event: an object of one of the classes of :mod:`torch_edl.events`, such as
+                :class:`~torch_edl.events.WorkerLost`. Its level ``debug`` marks changes of
+                processes, which a terminal does not show.
+        """
 
     def end(self, state: str, error: str) -> None:
         """Receive the end, and close all files and connections. The thread ends afterwards.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from torch_edl.events import Event
     from torch_edl.wire import master_pb2 as pb
 
 
@@ -21,14 +22,13 @@ class Verdict(NamedTuple):
     id: int
     slow: float = 0.0
     """Rate of the process as a part of the usual rate, for the status; 0 if it is not slow."""
-    event: str = ""
-    """Text for the event log of the job; empty: no event."""
-    level: str = "warning"
-    """Level of the event: ``info``, ``warning`` or ``error``."""
+    event: Event | None = None
+    """Event for the log of the job; None: no event."""
     replace: bool = False
     """True to replace the process. A worker first returns its tasks. The servers are replaced
     together, because the model moves to new ones; this needs files that all processes share. The
-    next processes avoid the machine if there is a choice. The event says what was done."""
+    next processes avoid the machine if there is a choice. An event that is a
+    :class:`~torch_edl.events.Judged` says what was done."""
 
 
 class Watch(Protocol):

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch_edl import events
+from torch_edl.events import MachineJoined, MachineLeft
+
 
 def ended_by(code: int, *signals: int) -> bool:
     """Return True if one of these signals ended a process.
@@ -136,17 +139,20 @@ class ProcessExit:
         return self.code is None and self.signal is None
 
     @property
+    def way(self) -> events.Way:
+        """``taken`` or ``ended``: how an event describes the end."""
+        return "taken" if self.was_taken else "ended"
+
+    @property
     def how(self) -> str:
         """Predicate of a sentence about the process, such as ``ended with exit code 1``."""
-        if self.was_taken:
-            return f"was taken away: {self.why}"
-        return f"ended{', ' if self.is_unknown else ' with '}{self}"
+        return events.how(self.way, str(self))
 
     def __str__(self) -> str:
         if self.was_taken:
             return self.why
         if self.is_unknown:
-            text = "exit code not known"
+            text = events.UNKNOWN_EXIT
         else:
             text = f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
         return f"{text}: {self.why}" if self.why else text
@@ -201,26 +207,6 @@ class ProcessRefused:
 
 ProcessEvent = ProcessWaits | ProcessRuns | ProcessNotStarted | ProcessRefused | ProcessExit
 """An event that a launcher reports about a process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineJoined:
-    """A machine accepts processes of the job from now on."""
-
-    host: str
-    slots: int
-    """Maximum number of workers."""
-    again: bool = False
-    """True if the machine had joined under an earlier master."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineLeft:
-    """A machine accepts no more processes."""
-
-    host: str
-    why: str = ""
-    """Why the machine is lost with its processes; empty if it leaves after they have ended."""
 
 
 LauncherEvent = ProcessEvent | MachineJoined | MachineLeft

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "node", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "waits_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "usage", "machine")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "died", "node", "problem", "kept", "expendable", "phase", "records", "leases", "idle_s", "lease_s", "waits_s", "seconds", "busy_s", "updates", "rows", "bytes", "counts", "slow", "usage", "machine")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class ProcessStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +57,7 @@ class ProcessStatus(_message.Message):
     address: str
     exit: str
     log: str
+    died: bool
     node: str
     problem: str
     kept: bool
@@ -75,21 +77,33 @@ class ProcessStatus(_message.Message):
     slow: float
     usage: _counts_pb2.Usage
     machine: _containers.ScalarMap[str, float]
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., waits_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., died: _Optional[bool] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ..., phase: _Optional[str] = ..., records: _Optional[int] = ..., leases: _Optional[int] = ..., idle_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., waits_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., updates: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., counts: _Optional[_Union[_counts_pb2.ServerCounts, _Mapping]] = ..., slow: _Optional[float] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., machine: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time", "level", "text", "traceback")
+    __slots__ = ("sequence", "time", "level", "text", "kind", "fields")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time: float
     level: str
     text: str
-    traceback: str
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    kind: str
+    fields: str
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ..., kind: _Optional[str] = ..., fields: _Optional[str] = ...) -> None: ...
+
+class EventCount(_message.Message):
+    __slots__ = ("kind", "level", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    level: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., level: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("steps", "metrics")
@@ -139,7 +153,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "records_early", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "events_count", "records_early", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +204,7 @@ class GetStatusResponse(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     OUTAGES_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_COUNT_FIELD_NUMBER: _ClassVar[int]
     RECORDS_EARLY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     job: str
@@ -228,9 +243,10 @@ class GetStatusResponse(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[_counts_pb2.LossCounts]
     outages: _containers.RepeatedCompositeFieldContainer[_counts_pb2.Outage]
     stalled_s: float
+    events_count: _containers.RepeatedCompositeFieldContainer[EventCount]
     records_early: int
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., events_count: _Optional[_Iterable[_Union[EventCount, _Mapping]]] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

@@ -85,11 +85,13 @@ class LossCounts(_message.Message):
     def __init__(self, role: _Optional[str] = ..., losses: _Optional[int] = ...) -> None: ...
 
 class Outage(_message.Message):
-    __slots__ = ("time", "stalled_s", "since")
+    __slots__ = ("time", "stalled_s", "since", "event")
     TIME_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
     time: float
     stalled_s: float
     since: float
-    def __init__(self, time: _Optional[float] = ..., stalled_s: _Optional[float] = ..., since: _Optional[float] = ...) -> None: ...
+    event: int
+    def __init__(self, time: _Optional[float] = ..., stalled_s: _Optional[float] = ..., since: _Optional[float] = ..., event: _Optional[int] = ...) -> None: ...

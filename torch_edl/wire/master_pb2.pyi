@@ -25,6 +25,7 @@ from torch_edl.wire.cluster_pb2 import GetClusterRequest as GetClusterRequest
 from torch_edl.wire.cluster_pb2 import GetClusterResponse as GetClusterResponse
 from torch_edl.wire.control_pb2 import ProcessStatus as ProcessStatus
 from torch_edl.wire.control_pb2 import Event as Event
+from torch_edl.wire.control_pb2 import EventCount as EventCount
 from torch_edl.wire.control_pb2 import EvaluationResult as EvaluationResult
 from torch_edl.wire.control_pb2 import BestModel as BestModel
 from torch_edl.wire.control_pb2 import HistoryPart as HistoryPart

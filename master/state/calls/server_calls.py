@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from master.state.job.job import ManagedJob
 from master.state.work.progress import without_lost
 from master.state.workforce.processes import ServerProcess
 from torch_edl.errors import UsageError
+from torch_edl.events import (
+    RecordsLacked,
+    ServerAccepts,
+    ServerLeaves,
+    ServerRejects,
+    ServersReady,
+    UpdatesLost,
+)
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -36,7 +46,8 @@ def register(
     lost = job.fleet.servers.lacks(shard, request.updates_lost)
     if lost:
         job.lifecycle.updates_lost += lost
-        job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
+        event = UpdatesLost(process=process.name, shard=shard, updates=lost, damage=request.damage)
+        job.lifecycle.note(event, now)
     return pb.RegisterServerResponse()
 
 
@@ -49,27 +60,25 @@ def _take_back(job: ManagedJob, server: ServerProcess, marks: Watermarks, now: f
     kept, lacks = without_lost(main.space, main.progress(), marks)
     if not lacks:
         return
-    records = "1 record" if lacks == 1 else f"{lacks:,} records"
-    text = f"ps-{server.id} lacks {records} that it had: its machine lost power"
+    event = RecordsLacked(
+        process=server.name, shard=server.shard, records=lacks, trained_again=True
+    )
     workers = [job.fleet.worker(member.id) for member in job.members]
     if any(worker is None or worker.ready for worker in workers):
         # Their pushes may retire the tasks of these records.
         job.tasks.ledger.add("lost", server.shard, lacks)
-        text = f"{text}, and shard {server.shard} goes on without them"
-        job.lifecycle.note("error", f"{text}; --fsync always loses none", now)
+        job.lifecycle.note(replace(event, trained_again=False), now)
         return
     job.lifecycle.rolled_back(job.done()[0])
     main.restore(kept)
     job.milestones.restored()
-    job.lifecycle.note("warning", f"{text}; they are trained again", now)
+    job.lifecycle.note(event, now)
 
 
 def _note_ready(job: ManagedJob, now: float) -> None:
     cluster = job.fleet.cluster()
     if cluster is not None:
-        count = len(cluster.servers)
-        text = "the parameter server is" if count == 1 else f"all {count} parameter servers are"
-        job.lifecycle.note("info", f"{text} ready", now)
+        job.lifecycle.note(ServersReady(count=len(cluster.servers)), now)
 
 
 def heartbeat(
@@ -86,11 +95,11 @@ def heartbeat(
     job.fleet.servers.loads[request.shard] = request
     if process.problem != request.problem:
         process.problem = request.problem
-        name = f"ps-{process.id}"
         if request.problem:
-            job.lifecycle.note("warning", f"{name}: {request.problem}", now)
+            rejects = ServerRejects(process=process.name, problem=request.problem)
+            job.lifecycle.note(rejects, now)
         else:
-            job.lifecycle.note("info", f"{name} accepts pushes again", now)
+            job.lifecycle.note(ServerAccepts(process=process.name), now)
     stay = request.leaving and _stays(job, process, now, request.notice)
     peer = job.fleet.servers.peer(request.shard)
     number = request.note
@@ -111,26 +120,24 @@ def _stays(job: ManagedJob, server: ServerProcess, now: float, notice: str) -> b
     """Return whether a server that received SIGTERM, or a notice of preemption, stays until the
     model has moved, or other servers have copies: its shard would be lost with it."""
     mode, servers = job.config.durability.mode, job.fleet.servers
+    leaves = ServerLeaves(process=server.name, notice=notice, then="shard")
     if mode == "replica":
         server.released |= job.lifecycle.outcome is not None or servers.is_expendable(server)
         if server.released:
             return False
         begins, server.leaving = not server.leaving, True
-        then = "it waits for copies on others"
+        leaves = replace(leaves, then="copies")
     else:
         shard_stays = mode == "journal" or not job.config.shares_files
         if shard_stays and notice and not server.leaving:
             server.leaving = True
-            text = f"ps-{server.id} is preempted ({notice}): another server takes its shard"
-            job.lifecycle.note("info", text, now)
+            job.lifecycle.note(leaves, now)
         if shard_stays or job.lifecycle.ending or not job.config.trains or job.tasks.trained:
             return False
         begins, servers.moving = not servers.moving, True
-        then = "the model moves to other servers"
+        leaves = replace(leaves, then="move")
     if begins:
-        why = f"is preempted ({notice})" if notice else "was asked to leave (SIGTERM)"
-        text = f"ps-{server.id} {why}: {then}"
-        job.lifecycle.note("info", text, now)
+        job.lifecycle.note(leaves, now)
     return True
 
 
@@ -148,8 +155,3 @@ def get_cluster(
 def cluster_now(job: ManagedJob) -> pb.GetClusterResponse:
     """Return the answer to a call that saw no change for a while."""
     return pb.GetClusterResponse(cluster=job.fleet.cluster(starting=True))
-
-
-def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
-    updates = "1 update" if lost == 1 else f"{lost:,} updates"
-    return f"ps-{server} goes on without {updates} of shard {shard}, lost for good: {damage}"

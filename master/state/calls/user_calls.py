@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from master.state.job.job import ManagedJob
 from master.state.workforce.processes import EXITED, ServerProcess, WorkerProcess
 from torch_edl.config.job import check_servers
 from torch_edl.errors import UsageError
+from torch_edl.events import JobScaled
 from torch_edl.wire import master_pb2 as pb
 
 _NO_LOAD, _NOTHING_TOLD = pb.ServerHeartbeatRequest(), pb.HeartbeatRequest()
@@ -43,6 +45,8 @@ def describe(
         records_rolled_back=lifecycle.records_rolled_back,
         updates_lost=lifecycle.updates_lost,
     )
+    for (kind, level), count in sorted(lifecycle.log.counts.items()):
+        status.events_count.add(kind=kind, level=level, count=count)
     lifecycle.describe_outages(status)
     outcome = lifecycle.outcome
     if outcome is not None and lifecycle.over:
@@ -91,6 +95,7 @@ def describe(
             state=process.state,
             address=server.address if server else "",
             exit=process.exit,
+            died=process.died,
             problem="" if process.state == EXITED else problem,
             kept=server is not None and job.fleet.servers.is_kept(server),
             expendable=replicas and server is not None and job.fleet.servers.is_expendable(server),
@@ -117,7 +122,7 @@ def describe(
 def scale(job: ManagedJob, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
     """Set the number of workers, of servers, or both. If one is not possible, UsageError is raised
     and neither changes."""
-    said = []
+    scaled = JobScaled()
     if job.lifecycle.ending:
         raise UsageError("the job is over: there is nothing to scale")
     if request.servers:
@@ -125,13 +130,13 @@ def scale(job: ManagedJob, request: pb.ScaleRequest, now: float) -> pb.ScaleResp
     if request.max_workers or not request.servers:
         before = job.fleet.workers_wanted
         job.workforce.scale(request)
-        said.append(f"workers: {before} before, {request.max_workers} from now on")
+        scaled = replace(scaled, workers_before=before, workers=request.max_workers)
     if request.servers:
         before = job.fleet.servers.wanted
         job.fleet.servers.want(request.servers)
-        said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
-    job.lifecycle.note("info", "; ".join(said), now)
-    return pb.ScaleResponse(text="; ".join(said))
+        scaled = replace(scaled, servers_before=before, servers=request.servers)
+    job.lifecycle.note(scaled, now)
+    return pb.ScaleResponse(text=scaled.text)
 
 
 def stop(job: ManagedJob, request: pb.StopRequest, now: float) -> pb.StopResponse:

@@ -14,6 +14,13 @@ from master.state.work.progress import is_at_next
 from master.state.work.task_scheduler import TaskEvent
 from master.state.work.tasks import TaskQueue
 from torch_edl.errors import UsageError
+from torch_edl.events import (
+    LossNotFinite,
+    WorkerAskedToLeave,
+    WorkerLeft,
+    WorkerPreempted,
+    WorkerWaited,
+)
 from torch_edl.wire import master_pb2 as pb
 
 # Seconds after its grace period at which a leaving worker is terminated.
@@ -157,19 +164,23 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
     stepped = request.steps > before.steps
     stood = request.standstill if request.HasField("standstill") else None
     job.lifecycle.outages.heard(worker, now, stepped=stepped, stood=stood)
+    waited_s = member.waits_s(now)
     if job.members.heartbeat(member, request, now):
         job.tasks.touch(worker, now)
         if stepped:
             job.fleet.trained(worker)
+    if waited_s and not member.waits_s(now):
+        waited = WorkerWaited(process=f"worker-{worker}", seconds=round(waited_s, 1))
+        job.lifecycle.note(waited, now)
     if request.leaving and not member.draining:
         member.draining, member.asked_at = True, now
         by = now + job.config.cluster.grace_s + _OVERTIME_S
         job.fleet.leaves(worker, now, by=by, preempted=bool(request.notice))
+        name = f"worker-{worker}"
         if request.notice:
-            text = f"worker-{worker} is preempted ({request.notice}): it returns its tasks"
-            job.lifecycle.note("info", text, now)
+            job.lifecycle.note(WorkerPreempted(process=name, notice=request.notice), now)
         elif not job.lifecycle.ending:  # otherwise the master asked it
-            job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
+            job.lifecycle.note(WorkerAskedToLeave(process=name), now)
     newest = request.ring == ring.number
     if newest and ring.includes(worker):
         job.spans.heard(request, now)
@@ -202,9 +213,8 @@ def _warn_of_loss(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> 
     if job.members.loss_warned or math.isfinite(loss):
         return
     job.members.loss_warned = True
-    text = f"worker-{request.worker_id}: the loss is {loss} at step {request.steps:,}"
-    advice = "lower the learning rate, or look at the data"
-    job.lifecycle.note("warning", f"{text}; {advice}", now)
+    name = f"worker-{request.worker_id}"
+    job.lifecycle.note(LossNotFinite(process=name, loss=str(loss), steps=request.steps), now)
 
 
 # ---- tasks ----
@@ -434,7 +444,7 @@ def _leave(
         job.members.remove(member.id)
         job.tasks.drop_worker(member.id)
         if not finished:
-            job.lifecycle.note("info", f"worker-{member.id} left", now)
+            job.lifecycle.note(WorkerLeft(process=f"worker-{member.id}"), now)
 
 
 def report_checkpoint(

@@ -17,7 +17,6 @@ from master.state.actions import (
     Flush,
     Flushed,
     MergePredictions,
-    Note,
     OutputWritten,
     Prune,
     Release,
@@ -30,6 +29,13 @@ from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.config.parts import training_dir
 from torch_edl.data.stream_space import AnySpace
+from torch_edl.events import (
+    CheckpointNotWritten,
+    CheckpointWritten,
+    Event,
+    MoveDelayed,
+    OutputReady,
+)
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -91,7 +97,7 @@ class FinalOutput:
             return [MergePredictions(Path(self._parts), Path(self._path), tasks)]
         return [WriteOutput(model, Path(self._path))]
 
-    def apply(self, event: OutputWritten) -> list[Note | Failure]:
+    def apply(self, event: OutputWritten) -> list[OutputReady | Failure]:
         """Record that the output was written, or why not."""
         what = "predictions" if self._parts else "model"
         if event.error:
@@ -102,7 +108,7 @@ class FinalOutput:
         if not self._writing:
             return []
         self._writing, self._done = False, True
-        return [Note("info", f"{what} written to {self._path}")]
+        return [OutputReady(what=what, path=str(self._path))]
 
 
 class CheckpointManager:
@@ -302,12 +308,12 @@ class CheckpointManager:
         self.root, self._keeps_final = training_dir(self._folder, number), False
         self._reset()
 
-    def written_by_ring(self, directory: str) -> list[Note]:
+    def written_by_ring(self, directory: str) -> list[CheckpointWritten]:
         """Record a checkpoint that a script's ring wrote, as the one to restore."""
         if directory == self.named:
             return []
         self.named = directory
-        return [] if self._is_temporary(directory) else [Note("info", f"checkpoint {directory}")]
+        return [] if self._is_temporary(directory) else [CheckpointWritten(path=directory)]
 
     def promote(self) -> None:
         """Make the running checkpoint the final one: a leaving worker writes it."""
@@ -334,7 +340,7 @@ class CheckpointManager:
         self._schedule.failures = 0  # failures of the old servers
         return self.newest
 
-    def apply(self, event: EffectEvent, now: float) -> list[Note | Failure | CutTaken]:
+    def apply(self, event: EffectEvent, now: float) -> list[Event | Failure | CutTaken]:
         """Handle the result of an action. Returns the events that follow."""
         attempt = self._attempt
         match event:
@@ -348,34 +354,35 @@ class CheckpointManager:
                 return [*self.output.apply(event)]
         return []
 
-    def _saved(self, saved: Saved, attempt: CheckpointAttempt) -> list[Note | Failure | CutTaken]:
+    def _saved(self, saved: Saved, attempt: CheckpointAttempt) -> list[Event | Failure | CutTaken]:
         self._attempt, self._schedule.failures = None, 0
         self.newest, self.named = saved, str(saved.path)
-        notes = [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
-        notes += self.best.consider(saved)
+        found: list[Event | Failure | CutTaken] = []
+        if self._config.dir:
+            found.append(CheckpointWritten(path=str(saved.path)))
+        found += self.best.consider(saved)
         if attempt.kind == "cut":
-            return [*notes, CutTaken(saved, attempt.servers)]
+            return [*found, CutTaken(saved, attempt.servers)]
         # Only after the new checkpoint is the one to restore.
         self._prune(saved)
         if attempt.kind == "final":
             self.final = saved
-        return [*notes]
+        return found
 
     def _failed(
         self, event: CheckpointFailed, attempt: CheckpointAttempt, now: float
-    ) -> list[Note | Failure | CutTaken]:
+    ) -> list[Event | Failure | CutTaken]:
         self._attempt, error = None, event.error
         self._schedule.retry(now, early=attempt.kind == "cut" and event.early)
         if attempt.kind == "cut":
-            text = f"the parameter servers stay for now, the next attempt follows: {error}"
-            return [] if event.early else [Note("warning", text)]
+            return [] if event.early else [MoveDelayed(error=error)]
         if attempt.kind == "periodic":
             self._schedule.next = 0
         else:
             self._schedule.failures += 1
             if self._schedule.failures >= ATTEMPTS:
                 return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
-        return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
+        return [CheckpointNotWritten(error=error)]
 
     # ---- a restart of the master ----
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from master.state.actions import Note, Saved
+from master.state.actions import Saved
 from torch_edl.config import JobConfig
 from torch_edl.config.training import Objective
+from torch_edl.events import BestCheckpointFound
 from torch_edl.wire import master_pb2 as pb
 
 _RETRY_S = 5.0
@@ -82,13 +83,15 @@ class BestCheckpoint:
             return False
         return self.saved is None or objective.is_better(value, self._value(self.saved))
 
-    def consider(self, saved: Saved) -> list[Note]:
+    def consider(self, saved: Saved) -> list[BestCheckpointFound]:
         """Replace the best checkpoint by a better one."""
         if not self.is_improved_by(saved.manifest.metrics):
             return []
         self.saved = saved
-        text = f"{self._name} {self._value(saved):.6g} at step {saved.manifest.steps:,}"
-        return [Note("info", f"best checkpoint so far: {text}")]
+        found = BestCheckpointFound(
+            metric=self._name, value=self._value(saved), steps=saved.manifest.steps
+        )
+        return [found]
 
     def describe(self, status: pb.GetStatusResponse, *, is_temporary: bool) -> None:
         if self.saved is not None:

@@ -14,7 +14,6 @@ from master.state.actions import (
     CheckpointFailed,
     DataScanned,
     Failure,
-    Note,
     PlanKept,
     PreprocessingKept,
     Remove,
@@ -25,7 +24,7 @@ from master.state.job.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.job.checkpoint_policy import BestCheckpoint
 from master.state.job.lost_workers import LostWorkers
 from master.state.job.milestones import Milestones
-from master.state.job.preparation import Decided, Preparation, PreparationEvent, TasksMade
+from master.state.job.preparation import Decided, Preparation, PreparationEvent
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -42,18 +41,27 @@ from master.state.workforce.failover import Failover, FailoverEvent, ModelLost
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.workforce import (
     Finished,
-    RoundFormed,
     StopRequested,
-    WorkerLost,
+    WorkerGone,
     Workforce,
     WorkforceEvent,
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.events import (
+    Event,
+    Loss,
+    ModelMoved,
+    ModelRestored,
+    ProcessLeft,
+    RingFormed,
+    RoundFormed,
+    ScriptRestarted,
+    TasksMade,
+    TrainingBegan,
+)
 from torch_edl.interfaces.watch import Verdict
 from torch_edl.processes.launcher import (
-    MachineJoined,
-    MachineLeft,
     ProcessExit,
     ProcessNotStarted,
     ProcessRefused,
@@ -97,7 +105,7 @@ class ManagedJob:
         self.meetings = Meetings(self.members)
         best = BestCheckpoint(config.train.keep_best, evaluated)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed, best=best)
-        self.failover = Failover(config, fleet, self.lifecycle)
+        self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config, preprocessing)
         """Tasks that workers lease; empty for a script in a ring."""
         self.workload = ScriptProgress(self.tasks.ledger) if script else self.tasks
@@ -185,8 +193,6 @@ class ManagedJob:
     def apply(self, event: JobEvent, now: float) -> None:
         """Apply an event of a part, or the result of an action."""
         match event:
-            case Note():
-                self.lifecycle.note(event.level, event.text, now, event.traceback)
             case Failure():
                 self.lifecycle.fail(event.error, now, traceback=event.traceback, usage=event.usage)
             case ProcessNotStarted():
@@ -205,7 +211,7 @@ class ManagedJob:
                 self._decide(event, now)
             case TasksMade():
                 self.milestones.begun(now)
-                self.lifecycle.note("info", event.text, now)
+                self.lifecycle.note(event, now)
             case SnapshotWritten():
                 self.milestones.snapshot_written(event)
             case PreprocessingKept():
@@ -214,17 +220,15 @@ class ManagedJob:
                 self.milestones.evaluated(event, now)
             case SnapshotFailed():
                 self.apply(CheckpointFailed(event.error, self.fleet.model.incarnation), now)
-            case WorkerLost():
+            case WorkerGone():
                 self.lost_workers.lose(event, now)
             case ModelLost():
-                self._renew(event.text, now)
-            case (
-                ProcessWaits() | ProcessRuns() | ProcessRefused() | MachineJoined() | MachineLeft()
-            ):
+                self._renew(event.why, now, loss=event.loss)
+            case ProcessWaits() | ProcessRuns() | ProcessRefused():
                 self.apply_all(self.workforce.progress(event, now), now)
-            case RoundFormed():
-                self.changed = True
-                self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
+            case Event():
+                self.changed = self.changed or isinstance(event, RoundFormed)
+                self.lifecycle.note(event, now)
             case Finished():
                 self.lifecycle.finish(now, leave_s=event.leave_s)
             case StopRequested():
@@ -244,31 +248,36 @@ class ManagedJob:
         result = self.fleet.exited(exit, now, log=log)
         if exit.role == "worker" and self._died_by_itself(exit, result):
             self.lost_workers.blame(exit, now, log=log)
-        cost = self.lost_workers.drop(exit.id, now) if exit.role == "worker" else ""
+        cost = self.lost_workers.drop(exit.id, now) if exit.role == "worker" else None
         if self.lifecycle.outcome is not None or result is None:
             return
         match result:
-            case Failure() | Note():
+            case Failure() | Event():
                 self.apply(result, now)
                 return
             case Gone() if exit.role == "ps":
-                self.apply_all(self.failover.gone(exit.id, result.text, now), now)
+                self.apply_all(self.failover.gone(result, exit.id, now), now)
             case _ if self.lifecycle.stopping is not None:
                 return
             case _ if self._worker_had_model:
-                self.lifecycle.disrupted(now, lost=exit.role)
-                self._renew(result.text, now)
+                loss = Loss(process=result.process, way=result.way, cause=result.cause)
+                self._renew(loss.what, now, loss=None if result.declared else loss)
             case _ if result.expected:
-                if cost:
-                    self.lifecycle.disrupted(now)
-                self.lifecycle.note("info", f"{result.text}, as asked{cost}", now)
-            case _:
-                self.lifecycle.disrupted(now, lost=exit.role)
-                text = f"{result.text}; {self.lost_workers.consequence}"
-                self.lifecycle.note("warning", text, now)
+                left = ProcessLeft(
+                    process=result.process,
+                    way=result.way,
+                    cause=result.cause,
+                    preempted=cost is not None,
+                    took_s=cost.took_s if cost is not None else 0.0,
+                    records_again=cost.records_again if cost is not None else 0,
+                )
+                self.lifecycle.note(left, now)
+            case _ if not result.declared:  # otherwise there is an event of the loss already
+                lost = self.lost_workers.event(result.process, result.way, result.cause)
+                self.lifecycle.note(lost, now)
         self.apply_all(self.workforce.left(exit), now)
 
-    def _died_by_itself(self, exit: ProcessExit, result: Gone | Failure | Note | None) -> bool:
+    def _died_by_itself(self, exit: ProcessExit, result: Gone | Failure | Event | None) -> bool:
         """Return whether a worker ended although it was not asked to leave, preempted, or ended by
         the master."""
         process = self.fleet.process(exit.role, exit.id)
@@ -298,8 +307,8 @@ class ManagedJob:
             pb.TaskStep(first=each.first, last=each.last) for each in self.spans.skipped
         )
         self.tasks.ledger.add("ring", formed.number, list(formed.workers))
-        text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
-        self.lifecycle.note("info", text, now)
+        workers = len(formed.workers)
+        self.lifecycle.note(RingFormed(ring=formed.number, workers=workers), now)
         self.lifecycle.began(now)
         self.changed = True
         return True
@@ -326,10 +335,9 @@ class ManagedJob:
             self.lifecycle.continued()
         if again:
             self.lifecycle.rolled_back(done)
-            text = f"no process of training {before} is left: the script starts again"
-            self.lifecycle.note("error", text, now)
+            self.lifecycle.note(ScriptRestarted(training=before), now)
         else:
-            self.lifecycle.note("info", f"training {number} of the script begins", now)
+            self.lifecycle.note(TrainingBegan(number=number), now)
 
     def _counts_on_servers(self) -> Counts:
         """Return the totals of the current training; zeros in a ring."""
@@ -352,15 +360,19 @@ class ManagedJob:
             self.checkpoints.keep_final()
         return self.milestones.settled and self.checkpoints.complete
 
-    def _renew(self, text: str, now: float) -> None:
-        """Begin a new incarnation of a lost model from the newest checkpoint."""
+    def _renew(self, text: str, now: float, *, loss: Loss | None = None) -> None:
+        """Begin a new incarnation of a lost model from the newest checkpoint.
+
+        Args:
+            text: what was lost, as a part of a sentence.
+            loss: loss of a process that is the cause, unless an event has told it.
+        """
         if self.lifecycle.stopping is not None:
             self.lifecycle.stopped(now, text)
             return
         done, _ = self.done()
         kept = self.checkpoints
-        self.lifecycle.disrupted(now)
-        point = kept.restore_from or "the beginning, there is no checkpoint"
+        restore_from = kept.restore_from
         self.tasks.void()
         self.meetings.void()
         self.fleet.renew(restore=kept.restore_from, values_only=kept.values_only)
@@ -369,11 +381,19 @@ class ManagedJob:
             self.lifecycle.rolled_back(done)
             self.workload.restore(kept.restore(self.fleet.model.incarnation))
             self.milestones.restored()
-        strategy, again = self.fleet.strategy, done - self.done()[0]
-        s = "s" * (strategy == "local")
-        who = "the worker" if s else "the servers" if strategy == "ps" else "the workers"
-        more = f", and train{s} {again:,} records again" if again > 0 and self.tasks.ready else ""
-        self.lifecycle.note("error", f"{text}; {who} restart{s} from {point}{more}", now)
+        again = max(0, done - self.done()[0]) if self.tasks.ready else 0
+        restored = ModelRestored(
+            why=text,
+            process=loss.process if loss is not None else None,
+            cause=loss.cause if loss is not None else "",
+            silent_s=loss.silent_s if loss is not None else 0.0,
+            who={"local": "the worker", "ps": "the servers"}.get(
+                self.fleet.strategy, "the workers"
+            ),
+            checkpoint=restore_from,
+            records_again=again,
+        )
+        self.lifecycle.note(restored, now)
         if self.milestones.settled and not self.tasks.trained:
             when = "after the training was over and before the scripts were"
             fix = "the model is lost; name a --checkpoint-dir to keep it"
@@ -391,9 +411,7 @@ class ManagedJob:
         self.fleet.renew(restore=str(cut.saved.path))
         self.members.forget_open_work()
         self.checkpoints.moved(cut.saved, self.fleet.model.incarnation)
-        self.lifecycle.disrupted(now)
-        text = f"the model moves from {before} to {servers.shards} parameter servers"
-        self.lifecycle.note("info", f"{text}; nothing is rolled back", now)
+        self.lifecycle.note(ModelMoved(servers_before=before, servers=servers.shards), now)
 
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
         """Stop the job; ``at_once`` without a final checkpoint and without a wait for processes."""
@@ -441,6 +459,8 @@ class ManagedJob:
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
+        for changed in self.fleet.take_events():
+            lifecycle.note(changed, now)
         actions += [*self.preparation.take_actions(), *self.tasks.fitting.take_actions()]
         return [*actions, *self._old_journals(), *self.checkpoints.take_actions()]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from master.state.actions import Failure, Note
+from master.state.actions import Failure
 from master.state.lifecycle import Lifecycle
-from master.state.membership import Membership
+from master.state.membership import Membership, Preemption
 from master.state.ring import Ring
 from master.state.work.suspect_spans import SuspectSpans
 from master.state.work.suspects import verdict
 from master.state.work.task_scheduler import TaskScheduler
-from master.state.workforce.workforce import WorkerLost, Workforce
+from master.state.workforce.workforce import WorkerGone, Workforce
 from torch_edl.config import JobConfig
+from torch_edl.events import RecordsSkipped, Way, WorkerLost, WorkerWaited
 from torch_edl.processes.launcher import ProcessExit
 
 # Seconds before the task timeout at which a worker without progress is asked for its stacks.
@@ -42,17 +43,28 @@ class LostWorkers:
         self._workforce = workforce
         self._late: set[int] = set()  # workers asked for their stacks
 
-    @property
-    def consequence(self) -> str:
-        """What the loss of a worker means, for events."""
-        together = self._tasks.lockstep or not self._tasks.ready
-        return "the other workers continue" if together else "its tasks were returned to the queue"
+    def event(
+        self, process: str, way: Way, cause: str, *, silent_s: float = 0.0, stacks: str = ""
+    ) -> WorkerLost:
+        """Return the event of the loss of a worker."""
+        returned = self._tasks.ready and not self._tasks.lockstep
+        return WorkerLost(
+            process=process,
+            way=way,
+            cause=cause,
+            silent_s=silent_s,
+            returned=returned,
+            stacks=stacks,
+        )
 
-    def drop(self, worker: int, now: float) -> str:
-        """Remove a worker; its tasks return to the queue. Returns the cost of its preemption, for
-        the event of its end."""
+    def drop(self, worker: int, now: float) -> Preemption | None:
+        """Remove a worker; its tasks return to the queue. Returns the cost of its preemption, if
+        there was one."""
         member = self._members.get(worker)
-        cost = member.cost(now, in_ring=self._tasks.lockstep) if member is not None else ""
+        cost = member.cost(now, in_ring=self._tasks.lockstep) if member is not None else None
+        if member is not None and (waited_s := member.waits_s(now)):
+            waited = WorkerWaited(process=f"worker-{worker}", seconds=round(waited_s, 1))
+            self._lifecycle.note(waited, now)
         why = "worker left" if member is not None and member.draining else "worker lost"
         self._members.remove(worker)
         self._tasks.drop_worker(worker, why)
@@ -63,14 +75,14 @@ class LostWorkers:
         """Count the death of a worker that is not dropped yet against the records it trained."""
         in_span, event = self._blame_span(exit, now, log=log)
         match event if in_span else self._tasks.died(exit, now, log=log):
-            case Note() as note:
-                self._lifecycle.note(note.level, note.text, now)
+            case RecordsSkipped() as skipped:
+                self._lifecycle.note(skipped, now)
             case Failure() as failure:
                 self._lifecycle.fail(failure.error, now)
 
     def _blame_span(
         self, exit: ProcessExit, now: float, *, log: str
-    ) -> tuple[bool, Note | Failure | None]:
+    ) -> tuple[bool, RecordsSkipped | Failure | None]:
         """Count the death of a member of a ring against the span that the member trained. Returns
         whether the death counts, and the event that follows (None: no event)."""
         if exit.id not in self._ring.living() or exit.was_terminated or exit.was_taken:
@@ -80,17 +92,17 @@ class LostWorkers:
             return suspect is not None, None
         skips = self._tasks.lockstep and not self._is_script
         event = verdict(self._config, exit, suspect.span.name, log=log, skips=skips)
-        if isinstance(event, Note):
+        if isinstance(event, RecordsSkipped):
             self._spans.skip(suspect)
         return True, event
 
     def lose(
-        self, event: WorkerLost, now: float, shown: str = "", *, silent_s: float = 0.0
+        self, event: WorkerGone, now: float, stacks: str = "", *, silent_s: float = 0.0
     ) -> None:
         """Handle the loss of a worker.
 
         Args:
-            shown: further text of the event.
+            stacks: stacks of its threads, for the event; empty if there are none.
             silent_s: seconds without a heartbeat or a step of the worker before its loss.
         """
         member = self._members.get(event.worker)
@@ -98,11 +110,14 @@ class LostWorkers:
             asked = member is not None and member.draining
             self._ring.exited(event.worker, well=event.ended_well and not asked)
         if member is not None and self._lifecycle.outcome is None:
-            how = f"{'declared ' * event.declared}lost: {event.why}"
-            text = f"worker-{event.worker} {how}; {self.consequence}{shown}"
-            self._lifecycle.note("warning", text, now)
-            role = "worker" if self._is_script else ""  # the exits of other workers are counted
-            self._lifecycle.disrupted(now, lost=role, silent_s=silent_s)
+            lost = self.event(
+                f"worker-{event.worker}",
+                "silent" if event.declared else "gone",
+                event.why,
+                silent_s=silent_s,
+                stacks=stacks,
+            )
+            self._lifecycle.note(lost, now)
             if event.exit is not None and not member.draining:
                 self.blame(event.exit, now, log=event.log)
         self.drop(event.worker, now)
@@ -126,8 +141,7 @@ class LostWorkers:
             member, task = self._members.get(lease.worker), lease.task
             stacks = member.newest_stacks if member is not None else ""
             why = f"no step for {cluster.task_timeout_s:g} s (--task-timeout)"
-            shown = f". Its threads:\n{stacks.rstrip()}" if stacks else ""
-            self._declare(lease.worker, why, now, shown, silent_s=cluster.task_timeout_s)
+            self._declare(lease.worker, why, now, stacks.rstrip(), silent_s=cluster.task_timeout_s)
             if count >= cluster.max_task_failures:
                 last = f"{task.start} to {task.end - 1} of {task.shard}"
                 text = f"worker-{lease.worker}: {why} in a task of the records {last}"
@@ -136,7 +150,7 @@ class LostWorkers:
                 self._lifecycle.fail(f"{text}{tries}: {fix}", now, traceback=stacks)
 
     def _declare(
-        self, worker: int, why: str, now: float, shown: str = "", *, silent_s: float
+        self, worker: int, why: str, now: float, stacks: str = "", *, silent_s: float
     ) -> None:
         self._workforce.declare_lost(worker, why)
-        self.lose(WorkerLost(worker, why, declared=True), now, shown, silent_s=silent_s)
+        self.lose(WorkerGone(worker, why, declared=True), now, stacks, silent_s=silent_s)

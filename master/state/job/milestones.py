@@ -12,7 +12,7 @@ from master.state.job.checkpoint_manager import CheckpointManager
 from master.state.lifecycle import Lifecycle
 from master.state.work.evaluation import EvaluationResult
 from master.state.work.progress import NanSteps, steps_of, whole_epochs
-from master.state.work.script_data import nothing_left
+from master.state.work.script_data import option_for_more
 from master.state.work.snapshot_task import SnapshotWritten
 from master.state.work.task_scheduler import TaskScheduler
 from master.state.work.tasks import TaskQueue
@@ -22,6 +22,7 @@ from torch_edl.config import JobConfig
 from torch_edl.config.training import EarlyStop
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.data.task_space import TaskSpace
+from torch_edl.events import EpochDone, LimitReached, LoopLeft, NothingLeft, StoppedEarly
 from torch_edl.tables.watermarks import Watermarks
 
 # Upper bound on the ends of epochs that the log reports.
@@ -70,7 +71,7 @@ class Milestones:
             return
         self._tasks.records_before = main.records_done
         if self.restored():
-            self._lifecycle.note("warning", nothing_left(self._config), now)
+            self._lifecycle.note(NothingLeft(option=option_for_more(self._config)), now)
 
     def begin_training(self) -> None:
         """Reset for another training of a script. Its tasks are added later."""
@@ -102,7 +103,7 @@ class Milestones:
         self._note_epochs(now)
         if trained and main is not None:
             if self.left_out.is_all:
-                lifecycle.fail(self.left_out.text, now)
+                lifecycle.fail(self.left_out.failure, now)
                 return
             lifecycle.trained(now)
         best = self._holds_best(steps)
@@ -161,7 +162,7 @@ class Milestones:
 
     def evaluated(self, result: EvaluationResult, now: float) -> None:
         """Record the end of an evaluation. With one per epoch, apply the early-stopping rule."""
-        self._lifecycle.note("info", str(result), now)
+        self._lifecycle.note(result.event, now)
         main, train, evaluations = self._tasks.main, self._config.train, self._tasks.evaluations
         if main is None or evaluations is None or not evaluations.per_epoch:
             return
@@ -177,12 +178,14 @@ class Milestones:
         if rule.is_due(values):
             space.extend(epoch)
             best = rule.objective.best(values)
-            text = (
-                f"early stop after epoch {epoch}: {metric} has not been better for "
-                f"{rule.patience} epoch{'s' * (rule.patience != 1)} than {values[best]:.6g} after "
-                f"epoch {epoch - len(values) + best + 1}"
+            stopped = StoppedEarly(
+                epoch=epoch,
+                metric=metric,
+                patience=rule.patience,
+                best=values[best],
+                best_epoch=epoch - len(values) + best + 1,
             )
-            self._lifecycle.note("info", text, now)
+            self._lifecycle.note(stopped, now)
 
     def _holds_best(self, steps: int) -> bool:
         """Return whether the model of ``steps`` is the best so far and not in a checkpoint yet, for
@@ -207,28 +210,28 @@ class Milestones:
         every = -(-epochs // _EPOCHS_TOLD)
         for number in range(told + 1, whole + 1):
             if number % every == 0 or number == epochs:
-                self._lifecycle.note("info", f"epoch {number:,} of {epochs:,} is done", now)
+                self._lifecycle.note(EpochDone(epoch=number, epochs=epochs), now)
         if whole < self._epoch != told:
-            self._lifecycle.note("info", self._limit(main), now)
+            self._lifecycle.note(self._limit(main), now)
 
-    def _limit(self, main: TaskQueue) -> str:
+    def _limit(self, main: TaskQueue) -> LimitReached:
         """Return which limit ended the training before its last epoch was done."""
         most = self._config.train.max_steps
         if not most or main.steps_done < most:
-            return f"--max-records {self._config.data.max_records} is reached"
-        epochs, whole = main.space.epochs, whole_epochs(main)
-        after = f" after {whole:,} of {epochs:,} epochs" if whole else ""
-        return f"--max-steps {most} is reached{after}"
+            return LimitReached(option="--max-records", limit=self._config.data.max_records)
+        return LimitReached(
+            option="--max-steps", limit=most, epoch=whole_epochs(main), epochs=main.space.epochs
+        )
 
     def _settle(self, now: float) -> None:
         if self.settled:
             return
         self.settled = True
-        if self.left_out.text:
-            self._lifecycle.note("warning", self.left_out.text, now)
+        if self.left_out.event is not None:
+            self._lifecycle.note(self.left_out.event, now)
         main = self._tasks.main
         if main is not None and not main.complete:
-            self._lifecycle.note(*_ended_early(main), now)
+            self._lifecycle.note(_ended_early(main), now)
 
     def snapshot_written(self, event: SnapshotWritten) -> None:
         """Request the commit of a model that a worker wrote."""
@@ -292,10 +295,9 @@ def _epochs_over(main: TaskQueue) -> int:
     return main.space.epochs if main.complete else whole_epochs(main)
 
 
-def _ended_early(main: TaskQueue) -> tuple[str, str]:
-    """Return (level, text) of the event of a script that ended before its last task."""
+def _ended_early(main: TaskQueue) -> LoopLeft:
+    """Return the event of a script that ended before its last task."""
     whole, left = whole_epochs(main), main.space.total - main.done
     if whole and main.done == main.space.total * whole // main.space.epochs:
-        return "info", f"the script stopped after {whole:,} of {main.space.epochs:,} epochs"
-    tasks = f"{left:,} task{'s' * (left != 1)}"
-    return "warning", f"the script left its loop with {tasks} to do"
+        return LoopLeft(epoch=whole, epochs=main.space.epochs)
+    return LoopLeft(tasks=left)

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from master.state.actions import DataScanned, Failure, KeepPlan, Note, PlanKept, Saved, StreamGrown
+from master.state.actions import DataScanned, Failure, KeepPlan, PlanKept, Saved, StreamGrown
 from master.state.work.script_data import check_same, with_data
 from master.state.work.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
@@ -25,6 +25,18 @@ from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.choose_strategy import choose
 from torch_edl.errors import DataError, UsageError
+from torch_edl.events import (
+    DataTouched,
+    DeviceUsed,
+    Event,
+    ModelLoaded,
+    NothingToResume,
+    RecordsDamaged,
+    RecordsRemoved,
+    StrategyChosen,
+    TasksMade,
+    TrainingResumed,
+)
 from torch_edl.wire import master_pb2 as pb
 
 _DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
@@ -38,15 +50,7 @@ class Decided:
     reason: str
 
 
-@dataclass(frozen=True)
-class TasksMade:
-    """The tasks were made."""
-
-    text: str
-    """Number of records, tasks and files, for the log."""
-
-
-PreparationEvent = DataScanned | Decided | TasksMade | Note
+PreparationEvent = DataScanned | Decided | Event
 
 
 class Preparation:
@@ -100,20 +104,17 @@ class Preparation:
         if wanted == "ps" or (wanted == "allreduce" and self.config.kind == "script"):
             yield Decided(wanted, "a training script" if wanted == "allreduce" else "")
         if self._resumed is not None:
-            yield Note("info", f"training continues from {self._resumed.path}")
+            yield TrainingResumed(checkpoint=str(self._resumed.path))
         elif self.config.checkpoint.resume:
-            yield Note("warning", "no checkpoint yet: training starts from the beginning")
+            yield NothingToResume()
         elif (keep := self.config.checkpoint).load and self.config.trains:
-            what = "values and optimizer state; learning rates and schedules are those of this job"
-            if not keep.load_optimizer:
-                what = "values, without optimizer state (--load-optimizer also loads the state)"
-            yield Note("info", f"the model starts from {keep.load}: its {what}")
+            yield ModelLoaded(source=keep.load, with_optimizer=keep.load_optimizer)
 
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
         """Record the counted data sources, and make the tasks if the model is known."""
         self._scanned, self._state = event, None
         if event.damaged:
-            yield Note("warning", f"damaged records left out: {event.damaged:,}")
+            yield RecordsDamaged(records=event.damaged)
         yield from self._make_tasks()
 
     def model_reported(
@@ -143,9 +144,9 @@ class Preparation:
         if self._resumed is not None:
             reason = f"continues a checkpoint of the strategy {self._resumed.manifest.strategy}"
         yield Decided(choice.name, reason)
-        yield Note("info", f"strategy {choice.name}: {reason}")
+        yield StrategyChosen(strategy=choice.name, reason=reason)
         if model.device:
-            yield Note("info", f"the first worker computes on {model.device}")
+            yield DeviceUsed(device=model.device)
         yield from self._make_tasks()
 
     def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:
@@ -206,9 +207,14 @@ class Preparation:
                 evaluation = self._in_order(scanned.shards["eval"])
         if evaluation is not None and not evaluation.total:
             raise UsageError("--eval-data: no records in there; name data that has some")
-        made = self._begin(main, evaluation, shards, identity(config, shards))
-        what = "stream" if config.data.streams else "file"
-        yield TasksMade(f"{made}, {_counted(len(shards), what)}")
+        space = self._begin(main, evaluation, shards, identity(config, shards))
+        is_stream = config.data.streams
+        yield TasksMade(
+            records=space.total_records,
+            tasks=space.total,
+            files=0 if is_stream else len(shards),
+            streams=len(shards) if is_stream else 0,
+        )
         if self._resumed is not None:
             yield from _touched(self._resumed.manifest.data, identity(config, shards))
 
@@ -223,7 +229,8 @@ class Preparation:
         space = self._in_order(shards, epochs=config.data.epochs)
         if data.open and self._resumed is not None:
             space.extend(max(space.epochs, epochs_of(self._resumed.manifest, space)))
-        yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
+        self._begin(space, None, shards, identity(config, shards, data.files))
+        yield TasksMade(records=space.total_records, tasks=space.total)
 
     # ---- streams: tasks are cut as records arrive, stored, then leased ----
 
@@ -231,7 +238,9 @@ class Preparation:
         space = self._tasks.main.space if self._tasks.main is not None else None
         return space if isinstance(space, StreamSpace) else None
 
-    def stream_grown(self, event: StreamGrown, *, saving: bool) -> list[Note | Failure]:
+    def stream_grown(
+        self, event: StreamGrown, *, saving: bool
+    ) -> Sequence[RecordsRemoved | Failure]:
         """Cut tasks from the new records of a stream; ignored before the first tasks are made.
 
         Args:
@@ -243,10 +252,9 @@ class Preparation:
         if not saving:
             space.forget(main.retired_before)
         try:
-            said = space.grow(event.offsets, done=main.retired_before, idle=not main.todo)
+            return space.grow(event.offsets, done=main.retired_before, idle=not main.todo)
         except DataError as error:
             return [Failure(str(error), usage=True)]
-        return [Note("warning", text) for text in said]
 
     def plan_kept(self, event: PlanKept) -> None:
         """Allow the leases of tasks that the store has."""
@@ -294,7 +302,7 @@ class Preparation:
         evaluation: TaskSpace | None,
         shards: Sequence[Shard],
         identity: Mapping[str, Any],
-    ) -> str:
+    ) -> AnySpace:
         if self._resumed is not None:
             path, manifest = self._resumed.path, self._resumed.manifest
             if self.config.kind == "train":
@@ -312,7 +320,7 @@ class Preparation:
         )
         space = main or evaluation
         assert space is not None
-        return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
+        return space
 
     def _in_order(self, shards: Sequence[Shard], *, epochs: int = 1) -> TaskSpace:
         """Return a task space in the order of the data, without a shuffle."""
@@ -322,16 +330,7 @@ class Preparation:
         )
 
 
-def _touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Note]:
+def _touched(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[DataTouched]:
     """Yield a warning if files were written since the checkpoint and still look the same."""
     if names := touched(then, now):
-        more = f" and {len(names) - 1:,} more" * (len(names) > 1)
-        yield Note(
-            "warning",
-            f"{names[0]}{more}: written since the checkpoint, with the same size, first and last "
-            "block; if other records are in there, start afresh with another --checkpoint-dir",
-        )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+        yield DataTouched(first=names[0], files=len(names))

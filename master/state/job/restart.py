@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from master.state.actions import Note
 from master.state.job.job import ManagedJob
 from master.state.workforce.processes import without_defaults
+from torch_edl.events import MasterRestarted
 
-FORMAT = 15
+FORMAT = 16
 """Format of the stored state; a change of what :func:`to_state` returns raises it."""
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32
@@ -70,12 +70,9 @@ def from_state(job: ManagedJob, state: Mapping[str, Any], now: float) -> None:
     job.compose(state["fleet"]["strategy"])
     for name, part in _parts(job).items():
         part.from_state(state[name], now)
-    job.lifecycle.disrupted(now, away=True)
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
     job.checkpoints.begin_master(job.restarts, job.fleet.cluster())
-    count = len(job.members)
-    text = "worker continues" if count == 1 else "workers continue"
-    job.apply(Note("warning", f"the master was restarted: {count} {text}"), now)
+    job.lifecycle.note(MasterRestarted(workers=len(job.members)), now)
 
 
 def _parts(job: ManagedJob) -> dict[str, StatefulPart]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from master.state.actions import Failure, Note
+from master.state.actions import Failure
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
@@ -16,14 +16,14 @@ from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import AGENT, DRAINING, STOPPING, AgentProcess
 from master.state.workforce.workforce import (
     Finished,
-    RoundFormed,
     StopRequested,
-    WorkerLost,
+    WorkerGone,
     Workforce,
     WorkforceEvent,
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.events import AgentJoined, AgentLost, RoundFormed
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -135,9 +135,9 @@ class ScriptWorkforce(Workforce):
             self._ring.exited(worker, well=True)
         return True  # the process may run on outside the job
 
-    def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
+    def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerGone:
         self._fleet.abandon(worker, why)
-        return WorkerLost(worker, why, ended_well)
+        return WorkerGone(worker, why, ended_well)
 
     def _node_of(self, worker: int) -> str:
         return next((node for (node, _), id in self._places.items() if id == worker), "")
@@ -151,7 +151,7 @@ class ScriptWorkforce(Workforce):
         """Record an agent's report on its workers; UsageError if it runs something else."""
         require_same_experiment(self._config, request)
         if self._agents.get(request.node) is None:
-            yield Note("info", f"agent {request.node} on {request.host} joined")
+            yield AgentJoined(node=request.node, host=request.host)
         agent, replaced = self._agents.report(request.node, request.id, now)
         for process in self._fleet.alive(AGENT):
             if isinstance(process, AgentProcess) and process.name == request.node:
@@ -167,7 +167,7 @@ class ScriptWorkforce(Workforce):
         for report in request.workers:
             yield from self._worker_report(agent, report)
 
-    def _worker_report(self, agent: AgentRecord, report: pb.AgentWorker) -> Iterator[WorkerLost]:
+    def _worker_report(self, agent: AgentRecord, report: pb.AgentWorker) -> Iterator[WorkerGone]:
         if report.exited:
             agent.kill.discard(report.pid)
         for worker in self._workers_of(agent.node):
@@ -257,7 +257,7 @@ class ScriptWorkforce(Workforce):
             for (node, _), worker in self._places.items()
             if worker in self._members and node not in self.rounds
         ]
-        return [RoundFormed(self.rounds.number), *lost]
+        return [RoundFormed(number=self.rounds.number), *lost]
 
     # ---- time ----
 
@@ -280,8 +280,7 @@ class ScriptWorkforce(Workforce):
                 continue
             agent.lost = True
             timeout_s = self._config.cluster.heartbeat_timeout_s
-            why = f"no report of agent {agent.node} for {timeout_s:g} s"
-            yield Note("warning", f"agent {agent.node} declared lost: {why}")
+            yield AgentLost(node=agent.node, silent_s=timeout_s)
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """Fail the job if rank 0 was lost at the end, and no worker replaced it in time."""

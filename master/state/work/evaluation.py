@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from master.state.work.leases import Lease
 from master.state.work.tasks import TaskQueue
 from torch_edl.data.task_space import TaskSpace, one_off
+from torch_edl.events import ModelEvaluated
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
@@ -25,10 +27,11 @@ class EvaluationResult:
     metrics: Mapping[str, float]
     """Values by name of the metric."""
 
-    def __str__(self) -> str:
-        values = ", ".join(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))
-        at = f" at step {self.steps:,}" if self.steps else ""
-        return f"evaluation{at}: {values}"
+    @property
+    def event(self) -> ModelEvaluated:
+        """The event that reports the result."""
+        values = {n: v if math.isfinite(v) else None for n, v in self.metrics.items()}
+        return ModelEvaluated(steps=self.steps, metrics=values)
 
 
 @dataclass

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from master.state.actions import Failure, KeepPreprocessing, Note, PreprocessingKept
+from master.state.actions import Failure, KeepPreprocessing, PreprocessingKept
 from master.state.work.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.events import PreprocessingFitted
 from torch_edl.interfaces.preprocessing import FitStatistics, Fittable, of_spec
 from torch_edl.wire import master_pb2 as pb
 
@@ -121,7 +122,7 @@ class Fitting:
             self._statistics = self._columns.statistics()
             self._continue()
 
-    def observed(self, statistics: bytes) -> Note | None:
+    def observed(self, statistics: bytes) -> PreprocessingFitted | None:
         """Merge the statistics of a done task; the last one ends the pass. Raises UsageError if
         there are more distinct values than can be counted."""
         assert self.queue is not None
@@ -134,7 +135,7 @@ class Fitting:
         self._columns.finish(self._statistics)
         self.queue = self._statistics = None
         self._keep()
-        return Note("info", f"preprocessing: fitted by {records:,} records")
+        return PreprocessingFitted(records=records)
 
     def _keep(self) -> None:
         assert self._columns is not None

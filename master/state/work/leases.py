@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from master.state.actions import Failure, Note
+from master.state.actions import Failure
 from torch_edl.data.task_space import Task
+from torch_edl.events import TaskFailed
 from torch_edl.wire import master_pb2 as pb
 
 # Number of tasks whose first records are remembered.
@@ -120,7 +121,7 @@ class TaskFailures:
         self._limit = limit
         self._causes: set[str] = set()
 
-    def judge(self, request: pb.FailTaskRequest, count: int) -> Note | Failure | None:
+    def judge(self, request: pb.FailTaskRequest, count: int) -> TaskFailed | Failure | None:
         """Return the event that follows a task's failure number ``count``; None if the same cause
         was logged before."""
         if request.fatal or request.untried or count >= self._limit:
@@ -130,8 +131,10 @@ class TaskFailures:
         if cause in self._causes:
             return None
         self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}
-        text = (
-            f"worker-{request.worker_id}: {request.error}; failure {count} of {self._limit} of "
-            "this task, which is tried again"
+        return TaskFailed(
+            process=f"worker-{request.worker_id}",
+            error=request.error,
+            failure=count,
+            limit=self._limit,
+            traceback=request.traceback,
         )
-        return Note("warning", text, request.traceback)

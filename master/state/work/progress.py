@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Task, TaskSpace
+from torch_edl.events import StepsLeftOut
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -211,16 +212,16 @@ class NanSteps:
         return 0 < self._steps <= self.nan_steps and self._records >= self._wanted
 
     @property
-    def text(self) -> str:
-        """Warning or error at the end of the job; empty if there is nothing to report."""
-        if self.is_all:
-            return (
-                f"nothing was trained: none of the {self._steps:,} minibatches had a finite loss, "
-                "and --on-nan skip left them out; lower the learning rate, or look at the data"
-            )
-        if self.nan_steps > _MUCH * self._steps:
-            return (
-                f"--on-nan skip left {self.nan_steps:,} of {self._steps:,} minibatches out: their "
-                "loss was not finite"
-            )
-        return ""
+    def failure(self) -> str:
+        """Error of the job if :attr:`is_all` is true."""
+        return (
+            f"nothing was trained: none of the {self._steps:,} minibatches had a finite loss, "
+            "and --on-nan skip left them out; lower the learning rate, or look at the data"
+        )
+
+    @property
+    def event(self) -> StepsLeftOut | None:
+        """Warning at the end of the job; None if there is nothing to report."""
+        if self.nan_steps <= _MUCH * self._steps:
+            return None
+        return StepsLeftOut(left_out=self.nan_steps, steps=self._steps)

@@ -20,15 +20,11 @@ _PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "see
 MOST_RECORDS = 1 << 53
 
 
-def nothing_left(config: JobConfig) -> str:
-    """Return the warning for a checkpoint that already holds all the training."""
-    more = "epochs=" if config.kind == "script" else "--epochs"
+def option_for_more(config: JobConfig) -> str:
+    """Return the option to raise if a checkpoint already holds all the training."""
     if config.train.max_steps:
-        more = "--epochs or --max-steps"
-    return (
-        "nothing is left to train: the checkpoint is of the end of the job; raise "
-        f"{more} to continue from there"
-    )
+        return "--epochs or --max-steps"
+    return "epochs=" if config.kind == "script" else "--epochs"
 
 
 def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from master.state.actions import Failure, Note
+from master.state.actions import Failure
 from master.state.work.leases import Lease
 from torch_edl.config import JobConfig
+from torch_edl.events import RecordsSkipped
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -58,7 +59,7 @@ class Suspect:
 
 def verdict(
     config: JobConfig, exit: ProcessExit, name: str, *, log: str, skips: bool
-) -> Note | Failure:
+) -> RecordsSkipped | Failure:
     """Return the event that follows when some records have caused the maximum number of deaths: the
     records are left out from now on, or the job fails.
 
@@ -74,7 +75,7 @@ def verdict(
         f"computed these records; worker-{exit.id} {exit.how}{memory}; its log is {log}"
     )
     if skips and config.data.skip_damaged:
-        return Note("warning", f"{text}; the records are left out (--skip-damaged)")
+        return RecordsSkipped(blame=text)
     fix = "; --skip-damaged leaves them out" * (config.kind == "train")
     return Failure(f"{text}; look at the records{fix}")
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.actions import Failure, Note, Saved
+from master.state.actions import Failure, Saved
 from master.state.membership import Membership
 from master.state.work.evaluation import EvaluationResult, Evaluations
 from master.state.work.fitting import Fitting
@@ -19,6 +19,7 @@ from torch_edl.config import JobConfig, extensions
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
+from torch_edl.events import Event, RecordsSkipped
 from torch_edl.processes.launcher import ProcessExit
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -354,7 +355,7 @@ class TaskScheduler:
 
     # ---- what is lost ----
 
-    def died(self, exit: ProcessExit, now: float, *, log: str) -> Note | Failure | None:
+    def died(self, exit: ProcessExit, now: float, *, log: str) -> RecordsSkipped | Failure | None:
         """Count the death of a worker against the oldest task that it holds. Returns the event that
         follows: the task failed, or some of its records are left out from now on.
 
@@ -372,7 +373,7 @@ class TaskScheduler:
             return None
         skips = queue.kind == pb.TASK_TRAIN
         event = verdict(self._config, exit, suspect.died_at.name, log=log, skips=skips)
-        if isinstance(event, Note):
+        if isinstance(event, RecordsSkipped):
             queue.suspects.skip(leases[0].task.id)
         return event
 
@@ -436,5 +437,5 @@ class TaskScheduler:
             yield self._leases
 
 
-TaskEvent = SnapshotWritten | SnapshotFailed | EvaluationResult | Note | Failure
+TaskEvent = SnapshotWritten | SnapshotFailed | EvaluationResult | Event | Failure
 """Events that follow the completion or failure of a task."""

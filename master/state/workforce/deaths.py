@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from master.state.actions import Failure
 from master.state.workforce.processes import Participant
+from torch_edl.events import Way
 from torch_edl.processes.launcher import ProcessExit
 
 # Consecutive crashes without training after which the job fails.
@@ -23,9 +24,15 @@ _MOST_DOUBLINGS = 10
 class Gone:
     """A process ended; its tasks or its shard are free."""
 
-    text: str
+    process: str
+    """Name of the process."""
+    way: Way
+    cause: str
+    """Cause of the end, as in :class:`torch_edl.events.Loss`."""
     expected: bool = False
     """True for a worker that was asked to leave."""
+    declared: bool = False
+    """True if the process was declared lost before it ended."""
 
 
 class Deaths:
@@ -44,18 +51,18 @@ class Deaths:
         self.trained = True
         self._counts.clear()
 
-    def of_server(self, exit: ProcessExit, text: str, named: str) -> Gone | Failure:
-        """Return the consequence of the exit of a server that had a shard. ``named`` is ``text``
-        with the path of the log."""
+    def of_server(self, exit: ProcessExit, gone: Gone, named: str) -> Gone | Failure:
+        """Return the consequence of the exit of a server that had a shard. ``named`` is a sentence
+        about it, with the path of the log."""
         failure = None
         if exit.was_killed:
             failure = self._killed("parameter servers were", named)
         elif not (exit.was_taken or exit.was_terminated):
             failure = self._crashed("a parameter server", named)
-        return failure or Gone(text)
+        return failure or gone
 
     def of_worker(
-        self, exit: ProcessExit, text: str, named: str, now: float, *, process: Participant
+        self, exit: ProcessExit, gone: Gone, named: str, now: float, *, process: Participant
     ) -> Gone | Failure:
         """Return the consequence of the exit of a worker that was not asked to leave."""
         failure = None
@@ -74,7 +81,7 @@ class Deaths:
             # The first replacement starts at once: a single death is more likely a preemption.
             if (crashes := self._counts["workers"]) > 1:
                 self.start_after = now + _FIRST_BACKOFF_S * 2 ** (crashes - 2)
-        return failure or Gone(text)
+        return failure or gone
 
     def _killed(self, who: str, text: str) -> Failure | None:
         if self.trained:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from master.state.actions import Failure, Note
-from master.state.lifecycle import Lifecycle
+from master.state.actions import Failure
+from master.state.workforce.deaths import Gone
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import ServerProcess, Spare
 from torch_edl.config import JobConfig
+from torch_edl.events import Event, Loss, RoomMade, ServerLost, StartFailed, Way
 from torch_edl.processes.launcher import ProcessNotStarted
 
 # Seconds until a started server must be heard; then it counts as not placed. The limit doubles for
@@ -23,10 +24,13 @@ _LONGEST_PLACE_S = 240.0
 class ModelLost:
     """A part of the model is lost: the whole model has to be restored."""
 
-    text: str
+    why: str
+    """What was lost, as a part of a sentence."""
+    loss: Loss | None = None
+    """The loss of a server that is the cause; None if there is none."""
 
 
-FailoverEvent = Note | ModelLost | Failure
+FailoverEvent = Event | ModelLost | Failure
 
 
 class Failover:
@@ -36,9 +40,8 @@ class Failover:
     acknowledged: the other servers, the tasks and their leases are not affected.
     """
 
-    def __init__(self, config: JobConfig, fleet: Fleet, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: JobConfig, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._lifecycle = lifecycle
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
         self._prefers_workers = config.durability.failover == "worker"
@@ -46,11 +49,11 @@ class Failover:
         # not.
         self._place_s: dict[int, float] = {}
 
-    def gone(self, id: int, text: str, now: float) -> Sequence[FailoverEvent]:
+    def gone(self, gone: Gone, id: int, now: float) -> Sequence[FailoverEvent]:
         """Handle the exit of a server's process."""
         process = self._fleet.process("ps", id)
         assert isinstance(process, ServerProcess)
-        return self._lost(process, text, now)
+        return self._lost(process, gone.way, gone.cause)
 
     def not_restored(self, process: ServerProcess, why: str) -> Sequence[FailoverEvent]:
         """Handle a server that lacks what its predecessor acknowledged."""
@@ -65,13 +68,12 @@ class Failover:
             if isinstance(process, ServerProcess) and process in self._fleet.servers:
                 self._fleet.servers.vacate(process)
             return []
-        text = f"{process.name} cannot be started: {event.why}"
         if isinstance(process, ServerProcess):
             if self._durable and not self._fleet.servers.is_first(process):
-                return self._lost(process, text, now, placed=False)
+                return self._lost(process, "unstarted", event.why)
         elif isinstance(process, Spare) or self._fleet.alive("worker"):
-            return [Note("warning", f"{text}; the next attempt follows")]
-        return [Failure(text)]
+            return [StartFailed(process=process.name, why=event.why)]
+        return [Failure(f"{process.name} cannot be started: {event.why}")]
 
     def tick(
         self, now: float, counts_silence: Callable[[float, float], bool]
@@ -83,8 +85,7 @@ class Failover:
         for process, s in servers.silent(now, self._timeout_s):
             if not counts_silence(process.last_sign, now):
                 continue
-            text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
-            events += self._lost(process, text, now, silent_s=s)
+            events += self._lost(process, "silent", f"no heartbeat for {s:g} s", silent_s=s)
             if not self._durable:  # all servers are replaced
                 return events
         for process in servers:
@@ -97,34 +98,34 @@ class Failover:
             if process.slot >= 0 or self._fleet.slot_for_server() is not None:
                 waited_s = self._place_s.get(process.shard, _PLACE_S)
                 self._place_s[process.shard] = min(2 * waited_s, _LONGEST_PLACE_S)
-                text = f"ps-{process.id} does not run {waited_s:g} s after its start"
-                events += self._lost(process, text, now, placed=False)
+                events += self._lost(process, "late", f"{waited_s:g} s after its start")
         return events
 
     def _lost(
         self,
         process: ServerProcess,
-        text: str,
-        now: float,
+        way: Way,
+        cause: str,
         *,
-        placed: bool = True,
         silent_s: float = 0.0,
     ) -> Sequence[FailoverEvent]:
-        if placed:
-            self._lifecycle.disrupted(now, lost="ps", silent_s=silent_s)
-        if not self._durable and placed:
-            return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard
+        lost = ServerLost(
+            process=process.name, way=way, cause=cause, silent_s=silent_s, shard=shard
+        )
+        placed = lost.disrupts
+        if not self._durable and placed:
+            return [ModelLost(lost.what, lost)]
         if fleet.servers.is_alone(shard):
-            return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
-        text += f"; another server takes over shard {shard}, and nothing is lost"
-        events: list[FailoverEvent] = [Note("warning", text)]
+            why = f"{lost.what}, before another server had a new copy of shard {shard}"
+            return [ModelLost(why, lost if placed else None)]
+        events: list[FailoverEvent] = [lost]
         # If one way to get a server failed, the other is tried: a new pod, or that of a worker.
         prefers_slot = self._prefers_workers and not fleet.has_idle_pod(shard)
         if prefers_slot if placed else process.slot < 0:
             room = fleet.slot_for_server()
             if room is not None:
                 fleet.make_room(room, shard)
-                events.append(Note("info", f"{room.name} makes room for a server"))
+                events.append(RoomMade(process=room.name))
         fleet.server_lost(process)
         return events

@@ -8,10 +8,10 @@ spare pods when the workers train. The workers of a script are started by agents
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from master.state.actions import Action, Failure, Note, Start, Stop
+from master.state.actions import Action, Failure, Start, Stop
 from master.state.workforce.deaths import Deaths, Gone
 from master.state.workforce.idle_pods import IdlePods
 from master.state.workforce.processes import (
@@ -35,6 +35,7 @@ from master.state.workforce.processes import (
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
 from master.state.workforce.starts import AgentPods, P, Starts, free_slots
+from torch_edl.events import SpareEnded
 from torch_edl.processes.launcher import ProcessExit, ProcessNotStarted
 from torch_edl.wire import master_pb2 as pb
 
@@ -219,11 +220,14 @@ class Fleet(Roster):
         process.end()
 
     def lost(self, worker: int) -> None:
-        """Kill a worker that hangs or does not answer; it is replaced."""
+        """Kill a worker that was declared lost; it is replaced."""
         if (process := self.process("worker", worker)) is not None:
+            process.declared = True
             process.end()
 
-    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
+    def exited(
+        self, exit: ProcessExit, now: float, *, log: str
+    ) -> Gone | Failure | SpareEnded | None:
         """Record the exit of a process. Returns the event that follows, if any."""
         process = self[exit.role, exit.id]
         event = self._consequence(process, exit, now, log=log)
@@ -236,26 +240,27 @@ class Fleet(Roster):
 
     def _consequence(
         self, process: Process, exit: ProcessExit, now: float, *, log: str
-    ) -> Gone | Failure | Note | None:
+    ) -> Gone | Failure | SpareEnded | None:
         was = process.ended(exit, over=self._over)
-        text = f"{process.name} {exit.how}"
-        named = f"{text}; its log is {log}"
+        gone = Gone(process.name, exit.way, str(exit), declared=process.declared)
+        named = f"{process.name} {exit.how}; its log is {log}"
         if exit.role == "ps":
             if self._over or process not in self.servers:
                 return None
-            return self._deaths.of_server(exit, text, named)
+            return self._deaths.of_server(exit, gone, named)
         if isinstance(process, Spare):
             self.spares.died(now)
             asked = self._over or was == STOPPING
-            return None if asked else Note("info", f"{named}; no worker is lost")
+            ended = SpareEnded(process=process.name, way=exit.way, cause=str(exit), log=log)
+            return None if asked else ended
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
         if self.agents is not None:
             self.agents.complete |= exit.code == 0 and not exit.was_taken
             asked = asked or self.agents.complete
         if self._over or (asked and not process.lost):
-            return Gone(text, expected=True)
+            return replace(gone, expected=True)
         assert isinstance(process, Participant)
-        return self._deaths.of_worker(exit, text, named, now, process=process)
+        return self._deaths.of_worker(exit, gone, named, now, process=process)
 
     def end(self, now: float, *, leave_s: float) -> None:
         """End all processes: the job is over. Workers have ``leave_s`` seconds to leave, with

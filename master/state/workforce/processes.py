@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
+from torch_edl.events import ProcessChanged
 from torch_edl.processes.launcher import ProcessExit, ProcessRuns, ProcessWaits
 
 T = TypeVar("T")
@@ -44,12 +45,16 @@ class Process:
     """Process id; 0 before the start, and for pods."""
     exit: str = ""
     """How the process ended; empty while it runs."""
+    died: bool = False
+    """True if the process ended by itself, with an error or by a signal."""
     started_at: float = 0.0
     """Time at which the process was started, or began to run in its pod."""
     stop_by: float | None = None
     """Time at which the process is to be stopped; None if it is to run on."""
     lost: bool = False
     """True if the master terminated the process; its exit does not count as a crash."""
+    declared: bool = False
+    """True if the process was declared lost, which an event tells; its exit is no second loss."""
     node: str = ""
     """Machine of the process; empty if it is this one, or unknown."""
     waits: str = ""
@@ -66,9 +71,9 @@ class Process:
     """Pod of the process, see :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
 
     def __post_init__(self) -> None:
-        self._changed: Callable[[], None] = lambda: None
+        self._changed: Callable[[Process], None] = lambda _: None
 
-    def join(self, changed: Callable[[], None]) -> None:
+    def join(self, changed: Callable[[Process], None]) -> None:
         """Report changes to a roster from now on."""
         self._changed = changed
 
@@ -77,15 +82,32 @@ class Process:
         """Name in events, such as ``worker-3`` or ``spare-3``."""
         return f"{self.kind}-{self.id}"
 
+    @property
+    def place(self) -> str:
+        """What the process has and its replacement takes; empty if nothing."""
+        return f"slot {self.slot}" if self.slot >= 0 else ""
+
+    def event(self) -> ProcessChanged:
+        """Return the event of the current state."""
+        return ProcessChanged(
+            process=f"{self.role}-{self.id}",
+            is_spare=self.kind == "spare",
+            state=self.state,
+            pid=self.pid,
+            exit=self.exit,
+            died=self.died,
+            place=self.place,
+        )
+
     def enter(self, state: str) -> None:
         """Change the state."""
         self.state = state
-        self._changed()
+        self._changed(self)
 
     def stop_at(self, time: float | None) -> None:
         """Schedule the stop of the process; None cancels it."""
         self.stop_by = time
-        self._changed()
+        self._changed(self)
 
     @property
     def may_be_overdue(self) -> bool:
@@ -115,6 +137,8 @@ class Process:
             text = "stopped"  # otherwise it looks like a SIGTERM from outside
         elif (was == DRAINING or over) and exit.is_unknown:
             text = "left when asked"
+        asked = over or was in (DRAINING, STOPPING) or exit.was_taken
+        self.died = not asked and exit.code != 0
         self.exits(text)
         return was
 
@@ -250,6 +274,10 @@ class ServerProcess(Process):
     """True for a server that was asked to end and may do so now."""
 
     @property
+    def place(self) -> str:
+        return f"shard {self.shard}"
+
+    @property
     def last_sign(self) -> float:
         """Time of the last heartbeat; of the start before the first."""
         return self.started_at if self.heard_at is None else self.heard_at
@@ -302,9 +330,20 @@ class Roster:
         self._alive: dict[str | None, OfAll[list[Process]]] = {}
         self.changes = 0
         """Number of changes of processes, apart from the times of their heartbeats."""
+        self._last: dict[str, ProcessChanged] = {}  # newest event of each process
+        self._events: list[ProcessChanged] = []
 
-    def _changed(self) -> None:
+    def _changed(self, process: Process) -> None:
         self.changes += 1
+        event = process.event()
+        if self._last.get(event.process) != event:
+            self._last[event.process] = event
+            self._events.append(event)
+
+    def take_events(self) -> list[ProcessChanged]:
+        """Return the changes of states since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._all.values())
@@ -327,7 +366,7 @@ class Roster:
         self._all[process.role, process.id] = process
         self._running.setdefault(process.role, {})[process.id] = process
         process.join(self._changed)
-        self._changed()
+        self._changed(process)
 
     def alive(self, kind: str | None = None) -> list[Process]:
         """Return the processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
@@ -347,7 +386,9 @@ class Roster:
                 del running[id]
                 self._ended.append((role, id))
         while len(self._ended) > _REMEMBERED:
-            del self._all[self._ended.popleft()]
+            role, id = self._ended.popleft()
+            del self._all[role, id]
+            self._last.pop(f"{role}-{id}", None)
         most = max(map(len, self._running.values()))
         self._tidy_at = max(_TIDY_FROM, 2 * most)
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from master.state.actions import Note, Start
+from master.state.actions import Start
 from master.state.workforce.processes import PENDING, STARTING, Process
+from torch_edl.events import MachineAvoided
 from torch_edl.processes.launcher import ProcessSpec
 
 P = TypeVar("P", bound=Process)
@@ -29,7 +30,7 @@ class Machines:
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}
 
-    def lost(self, machine: str, text: str, now: float) -> list[Note]:
+    def lost(self, machine: str, text: str, now: float) -> list[MachineAvoided]:
         """Record that a machine lost a process. Returns a warning if the machine is avoided from
         now on."""
         if not machine:
@@ -42,13 +43,7 @@ class Machines:
             del self._losses[next(iter(self._losses))]
         if before or not self._is_avoided(losses, now):
             return []
-        return [
-            Note(
-                "warning",
-                f"{machine} lost {_LOSSES} processes within {_WITHIN_S / 60:g} minutes, the last "
-                f"one: {text}; other machines are preferred for as long",
-            )
-        ]
+        return [MachineAvoided(host=machine, losses=_LOSSES, within_s=_WITHIN_S, last=text)]
 
     def avoid(self, machine: str, now: float) -> None:
         """Avoid a machine from now on, as if it had lost processes."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from master.state.actions import Note
 from master.state.workforce.processes import PENDING, RUNNING, STARTING, Process
+from torch_edl.events import Event, NonePending, ProcessesPending, WorkersEnough, WorkersPending
 
 # Seconds that a process must be pending before it is reported.
 _FIRST_WORD_S = 2.0
@@ -57,23 +57,23 @@ class Waiting:
         self._few_since: float | None = None
         self._few_told = False
 
-    def tick(self, census: Census, now: float) -> list[Note]:
+    def tick(self, census: Census, now: float) -> list[Event]:
         """Return the messages that are due."""
-        notes: list[Note] = []
+        due: list[Event] = []
         for kind in sorted({*census.waiting, *self._told}):
             waiting = census.waiting.get(kind, [])
-            notes += self._of_kind(kind, waiting, now, others=kind in census.staying)
-        return [*notes, *self._few(census, now)]
+            due += self._of_kind(kind, waiting, now, others=kind in census.staying)
+        return [*due, *self._few(census, now)]
 
     def _of_kind(
         self, kind: str, waiting: list[Process], now: float, *, others: bool
-    ) -> list[Note]:
+    ) -> list[Event]:
         told = self._told.get(kind)
         if not waiting:
             if told is None or told.over or not others:
                 return []
             told.over = True
-            return [Note("info", f"no {_PLURAL[kind]} are waiting now")]
+            return [NonePending(role=kind)]
         # The process that has waited longest represents the others, which have the same needs.
         process = min(waiting, key=lambda each: each.waits_at or 0.0)
         cause = process.waits.partition(":")[0]
@@ -85,30 +85,25 @@ class Waiting:
             if now - told.at < _AGAIN_S:
                 return []
         self._told[kind] = _Told(cause, now)
-        count = len(waiting)
-        who = f"{process.name} waits" if count == 1 else f"{count} {_PLURAL[kind]} wait"
-        fix = f"; {process.fix}" if process.fix else ""
-        return [Note("warning", f"{who}: {process.waits}{fix}")]
+        pending = ProcessesPending(
+            role=kind,
+            count=len(waiting),
+            process=process.name,
+            why=process.waits,
+            fix=process.fix,
+        )
+        return [pending]
 
-    def _few(self, census: Census, now: float) -> list[Note]:
+    def _few(self, census: Census, now: float) -> list[Event]:
         pending, run = census.pending, census.workers - census.pending
         if run >= self._min_workers or not pending:
             told, self._few_since, self._few_told = self._few_told, None, False
             if told and run >= self._min_workers:
-                return [Note("info", f"workers that run: {run}, minimum: {self._min_workers}")]
+                return [WorkersEnough(running=run, minimum=self._min_workers)]
             return []
         if self._few_since is None:
             self._few_since = now
         if self._few_told or now - self._few_since < _FEW_S:
             return []
         self._few_told = True
-        text = f"workers that run: {run}, minimum: {self._min_workers}; {pending} wait for a place"
-        return [Note("warning", text)]
-
-
-_PLURAL = {
-    "worker": "workers",
-    "spare": "spares",
-    "ps": "parameter servers",
-    "agent": "agents",
-}
+        return [WorkersPending(running=run, minimum=self._min_workers, pending=pending)]

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from master.state.actions import Failure, Note, Progress
+from master.state.actions import Failure, Progress
 from master.state.ring import Ring
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import DRAINING, EXITED, PENDING, STOPPING, OfAll
 from master.state.workforce.waiting import Census, Waiting
 from torch_edl.config.job import check_workers
+from torch_edl.events import Event, WorkersMissing
 from torch_edl.processes.launcher import (
-    MachineJoined,
-    MachineLeft,
     ProcessExit,
     ProcessRefused,
     ProcessRuns,
@@ -30,7 +29,7 @@ _LEAVE_S = 10.0
 
 
 @dataclass(frozen=True)
-class WorkerLost:
+class WorkerGone:
     """A worker no longer takes part."""
 
     worker: int
@@ -44,13 +43,6 @@ class WorkerLost:
     """How its process ended by itself; None if that is unknown, or if the master ended it."""
     log: str = ""
     """Path of the log of its process; empty if there is none."""
-
-
-@dataclass(frozen=True)
-class RoundFormed:
-    """A new round of torchrun's nodes was formed."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class StopRequested:
     reason: str
 
 
-WorkforceEvent = WorkerLost | RoundFormed | Finished | StopRequested | Note | Failure
+WorkforceEvent = WorkerGone | Finished | StopRequested | Event | Failure
 
 
 class Workforce:
@@ -105,9 +97,7 @@ class Workforce:
         return request.worker_id, ()
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
-        """Record the scheduling state of a process that the master requested, or of a machine."""
-        if isinstance(event, MachineJoined | MachineLeft):
-            return [_note_of(event)]
+        """Record the scheduling state of a process that the master requested."""
         process = self._fleet.process(event.role, event.id)
         if process is None or process.state == EXITED:
             return ()  # the message arrived after its end
@@ -135,9 +125,7 @@ class Workforce:
         least = min(self._min_workers, self._fleet.workers_wanted)
         if exit.role != "worker" or run >= least:
             return ()
-        text = f"workers left: {run} of at least {least}; replacements start"
-        text += ", and the job continues meanwhile" if run else ""
-        return [Note("warning", text)]
+        return [WorkersMissing(running=run, minimum=least)]
 
     def declare_lost(self, worker: int, why: str) -> None:
         """Kill the process of a worker that hangs or does not answer."""
@@ -187,15 +175,3 @@ class Workforce:
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         return
-
-
-def _note_of(event: MachineJoined | MachineLeft) -> Note:
-    match event:
-        case MachineJoined(again=True):
-            return Note("info", f"machine {event.host} reports to the restarted master")
-        case MachineJoined():
-            slots = f"{event.slots} worker{'s' * (event.slots != 1)}"
-            return Note("info", f"machine {event.host} has joined, with room for {slots}")
-        case MachineLeft(why=""):
-            return Note("info", f"machine {event.host} has left")
-    return Note("warning", f"machine {event.host} is lost with its processes: {event.why}")

@@ -17,10 +17,12 @@ from torch_edl.checkpoint.durable import write_text
 from torch_edl.cli import jobs
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
+from torch_edl.events import JobFailed, RingFormed
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.event_messages import to_message
 
 Make = Callable[..., pb.GetStatusResponse]
 Text = pytest.CaptureFixture[str]
@@ -55,8 +57,8 @@ def job(home: Path, tmp_path: Path, make_status: Make) -> JobFolder:
     write_text(job.status_file, text)
     EventFile(job.events_file).write(
         [
-            pb.Event(sequence=1, time=1.0, level="info", text="ring 1: 2 workers"),
-            pb.Event(sequence=2, time=2.0, level="error", text="no", traceback="Traceback\n  x\n"),
+            to_message(RingFormed(ring=1, workers=2), 1, 1.0),
+            to_message(JobFailed(error="no", traceback="Traceback\n  x\n"), 2, 2.0),
         ]
     )
     return job

@@ -13,7 +13,9 @@ import pytest
 from torch_edl.cli import script as script_cli
 from torch_edl.cli.script import ScriptDisplay
 from torch_edl.errors import UsageError
+from torch_edl.events import JobStopping
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.event_messages import to_message
 
 
 @pytest.mark.parametrize(("named", "salt"), [(None, "7"), ("11", "11"), ("random", "random")])
@@ -82,7 +84,7 @@ def test_events_but_those_that_are_told_elsewhere(
     display = ScriptDisplay(captured=True, several=True)
     running, ended = make_status(kind="script"), make_status(kind="script", state="finishing")
     running.events.add(sequence=1, level="info", text="ring 1: 2 workers")
-    running.events.add(sequence=2, level="warning", text="stopping: SIGINT")
+    running.events.append(to_message(JobStopping(reason="SIGINT"), 2, 0.0))
     ended.events.add(sequence=3, level="error", text="train.py: rank 1 ended (exit code 1)")
     display.status(running)
     display.status(ended)

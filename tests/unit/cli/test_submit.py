@@ -205,7 +205,8 @@ def test_an_exception_of_the_users_reaches_the_terminal(place: Place) -> None:
     kept = json.loads((place / "home/jobs/j/status.json").read_text())
     assert kept["traceback"].splitlines() == trace
     events = (place / "home/jobs/j/events.jsonl").read_text().splitlines()
-    assert json.loads(events[-1])["traceback"].splitlines() == trace
+    (failed,) = (e for e in map(json.loads, events) if e["kind"] == "job_failed")
+    assert failed["fields"]["traceback"].splitlines() == trace
 
 
 def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Place) -> None:

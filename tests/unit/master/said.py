@@ -186,7 +186,9 @@ class Said:
         )
 
     def texts(self, level: str | None = None) -> list[str]:
-        return [e.text for e in self.job.lifecycle.log.after(0) if level in (None, e.level)]
+        """Return the texts of the events that a terminal shows, or of those of a level."""
+        shown = ("info", "warning", "error") if level is None else (level,)
+        return [e.text for e in self.job.lifecycle.log.after(0) if e.level in shown]
 
     def said(self, part: str, level: str | None = None) -> int:
         """Return how many events contain a text."""

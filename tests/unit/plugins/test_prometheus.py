@@ -41,6 +41,7 @@ def status(workers: int = 2, servers: int = 2) -> pb.GetStatusResponse:
         losses=[pb.LossCounts(role="ps", losses=2), pb.LossCounts(role="worker")],
         stalled_s=1.5,
     )
+    made.events_count.add(kind="worker_lost", level="warning", count=3)
     made.evaluations.add(steps=4, metrics={"auc": 0.6})
     made.evaluations.add(steps=8, metrics={"auc": 0.7})
     for id in range(workers):
@@ -76,6 +77,7 @@ def test_the_numbers_of_the_status_are_served() -> None:
     }
     assert found["torch_edl_records_total",] == 100
     assert found["torch_edl_losses_total", "ps"] == 2
+    assert found["torch_edl_events_total", "warning", "worker_lost"] == 3
     assert found["torch_edl_stalled_seconds_total",] == 1.5
     assert found["torch_edl_evaluation", "auc"] == 0.7
     assert found["torch_edl_processes", "running", "worker"] == 2

@@ -14,7 +14,7 @@ import pytest
 from torch_edl.config import JobConfig
 from torch_edl.config.parts import CheckpointConfig
 from torch_edl.errors import UsageError
-from torch_edl.interfaces import JobEvent
+from torch_edl.events import JobFinished
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.plugins.trackers.mlflow import MLflow
@@ -25,7 +25,7 @@ from torch_edl.wire import master_pb2 as pb
 
 _HEAD, _BLOCK = struct.Struct("<IHB"), 32 << 10
 _FULL, _LAST = 1, 4
-EVENT = JobEvent(1.0, "state", "info", "the job is running", {})
+EVENT = 1.0, JobFinished()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
 def follow(tracker: Tracker, job: JobConfig, first: int, state: str) -> None:
     """Pass a tracker two steps, and the evaluation of the first one."""
     tracker.begin(job)
-    tracker.event(EVENT)
+    tracker.event(*EVENT)
     tracker.scalars(first, 100.0, {"train/loss": 0.5})
     tracker.scalars(first + 1, 101.0, {"train/loss": 0.25})
     tracker.scalars(first, 102.0, {"eval/hits@10": 0.75})
@@ -192,7 +192,7 @@ def test_a_killed_process_of_a_tracker_is_an_error(job: JobConfig) -> None:
     tracker.begin(job)
     tracker._run._process.kill()
     with pytest.raises(TrackerError, match=r"ended \(SIGKILL\)"):
-        tracker.event(EVENT)
+        tracker.event(*EVENT)
     tracker.end("finished", "")
 
 

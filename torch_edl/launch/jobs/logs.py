@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.interfaces.platform import LogQuery
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
-from torch_edl.typed_json import Count, Time, parse
+from torch_edl.wire import event_messages
 
 _OURS = re.compile(
     r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
@@ -45,16 +45,6 @@ _QUIET_S = 0.25
 _LONGEST_HOLD_S = 0.8
 
 _Write = Callable[[str, str], None]
-
-
-class EventLine(TypedDict):
-    """A line of ``events.jsonl``."""
-
-    sequence: Count
-    time: Time
-    level: str
-    text: str
-    traceback: NotRequired[str]
 
 
 def is_chatter(line: str) -> bool:
@@ -234,13 +224,15 @@ def _write_lines(
 
 def _event_lines(line: str) -> list[str]:
     try:
-        event = parse(line, EventLine)
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        mark = "" if event["level"] == "info" else f"{event['level']}: "
-        trace = event.get("traceback", "").rstrip("\n")
-        return [f"{clock} {mark}{event['text']}", *(trace.split("\n") if trace else ())]
+        message = event_messages.from_line(line)
     except ValueError:
         return [line]  # truncated by a full disk
+    if message.level == "debug":
+        return []
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.time))
+    mark = "" if message.level == "info" else f"{message.level}: "
+    trace = event_messages.from_message(message).traceback.rstrip("\n")
+    return [f"{clock} {mark}{message.text}", *(trace.split("\n") if trace else ())]
 
 
 def _logs(

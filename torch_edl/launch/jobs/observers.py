@@ -1,4 +1,5 @@
-"""Feeds the observers of a job, each on a thread of its own, from the statuses of the job.
+"""Feeds the observers of a job, each on a thread of its own, with the events and the numbers of its
+statuses.
 
 See :class:`torch_edl.interfaces.Observer` for the contract.
 """
@@ -11,12 +12,14 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import methodcaller
 
 from torch_edl.config import JobConfig, extensions
 from torch_edl.errors import UsageError, describe_error
-from torch_edl.interfaces import JobEvent, Observer
+from torch_edl.events import Event, ModelEvaluated
+from torch_edl.interfaces import Observer
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -24,7 +27,7 @@ log = logging.getLogger(__name__)
 # Every job has this observer, which keeps its curves in its folder.
 _HISTORY = "history"
 _EVERY_S = 1.0
-_QUEUE_ITEMS = 1000
+_QUEUE_ITEMS = 10_000
 # Seconds after the end of a job for the last items of an observer whose last call failed.
 _FAILING_S = 5.0
 
@@ -58,11 +61,8 @@ class Observers:
         self._threads = [_ObserverThread(text, config) for text in texts]
         self._clock = clock
         self._ended = False
-        self._state = ""
-        self._processes: dict[tuple[str, int, int], str] = {}
-        self._event = 0
-        self._waits: dict[int, float] = {}  # start of the wait of each worker without a step
-        self._evaluations: dict[int, bytes] = {}
+        self.events_after = 0
+        """Number of the newest event that was passed on."""
         self._written = -math.inf
         self._newest = (0, "")
         self._last: pb.GetStatusResponse | None = None
@@ -80,15 +80,10 @@ class Observers:
         if not self._threads:
             return
         self._last = status
-        for event in self._new_events(status):
-            self._put(methodcaller("event", event))
-        for evaluation in status.evaluations:
-            # Compared as bytes, since NaN is not equal to itself.
-            content = evaluation.SerializeToString(deterministic=True)
-            if self._evaluations.get(evaluation.steps) != content:
-                self._evaluations[evaluation.steps] = content
-                values = {f"eval/{k}": v for k, v in evaluation.metrics.items()}
-                self._scalars(evaluation.steps, values)
+        for message in status.events:
+            if message.sequence > self.events_after:
+                self.events_after = message.sequence
+                self._pass_on(event_messages.from_message(message), message.time)
         if self._clock() - self._written >= _EVERY_S:
             self._training(status)
 
@@ -110,58 +105,11 @@ class Observers:
         for thread in self._threads:
             thread.wait(began)
 
-    def _new_events(self, status: pb.GetStatusResponse) -> Iterator[JobEvent]:
-        now = time.time()
-        if status.state != self._state:
-            self._state = status.state
-            yield JobEvent(
-                now,
-                "state",
-                "info",
-                f"the job is {status.state}",
-                {"state": status.state, "epoch": status.epoch},
-            )
-        for process in status.processes:
-            key = (process.role, process.id, process.pid)
-            if self._processes.get(key) == process.state:
-                continue
-            self._processes[key] = process.state
-            yield JobEvent(
-                now,
-                "process",
-                "info",
-                f"{process.role}-{process.id}: {process.exit or process.state}",
-                {
-                    "role": process.role,
-                    "id": process.id,
-                    "pid": process.pid,
-                    "state": process.state,
-                    "exit": process.exit,
-                },
-            )
-        yield from self._new_waits(status, now)
-        for event in status.events:
-            if event.sequence <= self._event:
-                continue
-            self._event = event.sequence
-            numbered: dict[str, str | float] = {"sequence": event.sequence}
-            if event.traceback:
-                numbered["traceback"] = event.traceback
-            yield JobEvent(event.time, "log", event.level, event.text, numbered)
-
-    def _new_waits(self, status: pb.GetStatusResponse, now: float) -> Iterator[JobEvent]:
-        """The waits of workers that are over."""
-        waits = {
-            p.id: now - p.waits_s
-            for p in status.processes
-            if p.waits_s and p.state == "running" and status.state in ("running", "finishing")
-        }
-        for id in self._waits.keys() - waits.keys():
-            since = self._waits[id]
-            text = f"worker-{id} made no step for {now - since:.0f} s"
-            seconds = round(now - since, 1)
-            yield JobEvent(now, "wait", "info", text, {"id": id, "seconds": seconds})
-        self._waits = {**waits, **{id: self._waits[id] for id in waits if id in self._waits}}
+    def _pass_on(self, event: Event, time: float) -> None:
+        self._put(methodcaller("event", time, event))
+        if isinstance(event, ModelEvaluated):
+            values = {f"eval/{k}": math.nan if v is None else v for k, v in event.metrics.items()}
+            self._scalars(event.steps, values)
 
     def _training(self, status: pb.GetStatusResponse) -> None:
         # The loss may arrive after its step; as text, since NaN is not equal to itself.

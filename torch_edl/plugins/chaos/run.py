@@ -7,15 +7,18 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.events import ChaosBegan, ChaosEnded, ChaosSettling, Event, FaultInjected
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.plugins.chaos.plan import StormPlan
 from torch_edl.plugins.chaos.site import EXITED, Site
 from torch_edl.plugins.chaos.storm import Blow, Storm, Target
 from torch_edl.plugins.chaos.verdict import StatusWatch, StormVerdict
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
@@ -63,7 +66,11 @@ def restraint(plan: StormPlan, config: JobConfig) -> str:
     )
 
 
-_VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
+_FAULTS: Mapping[int, Literal["killed", "terminated", "continued"]] = {
+    signal.SIGKILL: "killed",
+    signal.SIGTERM: "terminated",
+    signal.SIGCONT: "continued",
+}
 
 
 class Chaos:
@@ -127,8 +134,7 @@ class Chaos:
             wait: True: the verdict waits for the end of the job.
         """
         looking = threading.Thread(target=self._look, name="status", daemon=True)
-        seed = f"seed {self._plan.seed}"
-        self._events.add("warning", f"chaos begins: {self._plan.for_s:g} s of faults, {seed}")
+        self._events.add(ChaosBegan(seconds=self._plan.for_s, seed=self._plan.seed))
         looking.start()
         try:
             while not self._storm.over and not self._stopped.is_set() and not self._is_over():
@@ -141,11 +147,12 @@ class Chaos:
             self._strike(self._storm.stop())
         self._settle(wait=wait)
         verdict = self._verdict()
-        self._events.add(
-            "error" if verdict.problems else "info",
-            f"chaos ends: killed {self.watch.counts()}; "
-            + ("; ".join(verdict.problems) or verdict.text),
+        ended = ChaosEnded(
+            killed=self.watch.counts(),
+            verdict="; ".join(verdict.problems) or verdict.text,
+            held=not verdict.problems,
         )
+        self._events.add(ended)
         self._over.set()
         looking.join()
         return verdict
@@ -171,13 +178,17 @@ class Chaos:
         for blow in blows:
             if not self._site.strike(blow):
                 continue  # the process has just ended
-            text = f"{blow.target} ({blow.target.place}) "
-            text += f"paused for {blow.pause_s:g} s" if blow.pause_s else _VERBS[blow.number]
+            fault = FaultInjected(
+                process=str(blow.target),
+                place=blow.target.place,
+                fault="paused" if blow.pause_s else _FAULTS[blow.number],
+                pause_s=blow.pause_s,
+            )
             if blow.number != signal.SIGCONT:
                 with self._lock:
                     self.watch.struck(blow, time.monotonic())
-            self._line(self.seconds, text)
-            self._events.add("warning", f"chaos: {text}")
+            self._line(self.seconds, fault.what)
+            self._events.add(fault)
 
     # ---- the job ----
 
@@ -201,9 +212,8 @@ class Chaos:
     def _settle(self, *, wait: bool) -> None:
         """Wait until the job has made progress after the last fault, or has ended."""
         if not self._stopped.is_set() and not self._is_over():
-            text = "the last fault is over; waiting for progress"
-            self._line(self.seconds, text)
-            self._events.add("info", f"chaos: {text}")
+            self._line(self.seconds, "the last fault is over; waiting for progress")
+            self._events.add(ChaosSettling())
         until = time.monotonic() + _SETTLE_S
         while not self._stopped.is_set() and not self._is_over():
             # A job that fails ends soon, and only its final state tells how.
@@ -268,13 +278,11 @@ class _Events:
         self._waiting: list[pb.Event] = []
         self._count = 0
 
-    def add(self, level: str, text: str) -> None:
+    def add(self, event: Event) -> None:
         """Append an event; :meth:`deliver` sends it."""
         with self._lock:
             self._count += 1
-            self._waiting.append(
-                pb.Event(sequence=self._count, time=time.time(), level=level, text=text)
-            )
+            self._waiting.append(event_messages.to_message(event, self._count, time.time()))
 
     def deliver(self) -> None:
         """Send the pending events; those that do not arrive are sent again by the next call."""

@@ -6,76 +6,96 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_edl.plugins.dashboard import marks
+from torch_edl.events import (
+    Event,
+    FaultInjected,
+    Loss,
+    MasterRestarted,
+    ModelRestored,
+    ProcessLeft,
+    RecordsLacked,
+)
+from torch_edl.plugins.dashboard.events import Told
 from torch_edl.plugins.dashboard.lanes import Lanes
-from torch_edl.plugins.dashboard.marks import Mark
 
 MOST = 200
 """Number of incidents that the page lists, the newest ones."""
-# A fault that was injected earlier than this before the loss is another one.
-_SAME_FAULT_S = 120.0
-
-Event = dict[str, Any]
+_MASTER = "master-0"
 
 
 def costs(
-    found: Sequence[tuple[Event, Mark]], outages: Sequence[Mapping[str, Any]], lanes: Lanes
+    found: Sequence[Told], outages: Sequence[Mapping[str, Any]], lanes: Lanes
 ) -> list[dict[str, Any]]:
     """Return the newest incidents with what each cost, oldest first.
 
-    ``noticed_s``: seconds from the fault to the event; None if the time of the fault is unknown.
-    ``stalled_s``: seconds without a step, from the ``outages`` of the status, which have the times
-    of their events; None if no step followed, or the event began no outage. ``stands``: no step
-    followed. ``replaced_s``: seconds from the event until the next process of the role ran; None
-    if none followed. ``again``: records that are trained again.
+    ``end``: how the process ended, ``died`` or ``taken``; empty if none did. ``noticed_s``: seconds
+    from the fault to the event; None if the time of the fault is unknown.
+    ``stalled_s``: seconds without a step, from the ``outages`` of the status, which have the
+    numbers of their events; None if no step followed, or the event began no outage. ``stands``: no
+    step followed. ``replaced_s``: seconds from the event until the next process in the place of the
+    lost one ran; None if none followed. ``again``: records that are trained again.
     """
-    stalls = {round(each["time"], 3): each["stalled_s"] for each in outages}
-    runs: dict[str, list[float]] = {}
-    for lane in lanes.all.values():
-        for start, state in lane.segments:
-            if state.endswith(" running") and not state.startswith("spare"):
-                runs.setdefault(lane.role, []).append(start)
-    for starts in runs.values():
-        starts.sort()
+    stalls = {each["event"]: each["stalled_s"] for each in outages}
+    runs = lanes.starts()
     recent = found[-2 * MOST :]
+    # The event of a fault may follow that of its consequence, but has the time of the fault.
     faults: dict[str, list[float]] = {}
-    for event, mark in recent:
-        if mark.kind == marks.FAULT:
-            faults.setdefault(mark.process, []).append(event["time"])
+    for told in recent:
+        if isinstance(told.event, FaultInjected) and told.event.fault != "continued":
+            faults.setdefault(told.event.process, []).append(told.time)
     rows = []
-    lost: set[str] = set()
-    for event, mark in recent:
-        # The exit of a process that was declared lost is no second loss.
-        if mark.kind == marks.FAULT or (mark.kind == marks.LOST and mark.process in lost):
+    for told in recent:
+        if isinstance(told.event, FaultInjected):
             continue
-        if mark.kind == marks.LOST:
-            lost.add(mark.process)
-        at = event["time"]
-        # The event of a fault may follow that of its consequence, but has the time of the fault.
-        earlier = [at - t for t in faults.get(mark.process, ()) if 0 <= at - t <= _SAME_FAULT_S]
-        noticed_s = min(earlier, default=mark.silent_s)
+        process = _process(told.event)
+        earlier = [told.time - at for at in faults.get(process, ()) if at <= told.time]
+        noticed_s = min(earlier, default=told.event.silence_s or None)
         rows.append(
             {
-                "sequence": event["sequence"],
-                "time": at,
-                "kind": mark.kind,
-                "process": mark.process,
-                "text": event["text"].partition("\n")[0],
+                "sequence": told.sequence,
+                "time": told.time,
+                "kind": told.event.kind,
+                "end": _end(told.event),
+                "process": process,
+                "text": told.event.text.partition("\n")[0],
                 "noticed_s": noticed_s,
-                "stalled_s": stalls.get(round(at, 3)),
-                "stands": stalls.get(round(at, 3), 0.0) is None,
-                "replaced_s": _replaced_s(at, mark, runs),
-                "again": mark.again,
+                "stalled_s": stalls.get(told.sequence),
+                "stands": stalls.get(told.sequence, 0.0) is None,
+                "replaced_s": _replaced_s(told, runs.get(lanes.place(process), [])),
+                "again": _records_again(told.event),
             }
         )
     return rows[-MOST:]
 
 
-def _replaced_s(at: float, mark: Mark, runs: dict[str, list[float]]) -> float | None:
-    role = mark.process.partition("-")[0]
-    kinds = (marks.LOST, marks.PREEMPTED, "restored")
-    if mark.kind not in kinds or role not in ("worker", "ps"):
+def _process(event: Event) -> str:
+    found = _MASTER if isinstance(event, MasterRestarted) else getattr(event, "process", None)
+    return found or ""
+
+
+def _end(event: Event) -> str:
+    """Return how a process ended: ``died``, or ``taken`` away; empty if none did."""
+    match event:
+        case ProcessLeft(preempted=True) | Loss(way="taken"):
+            return "taken"
+        case Loss() | MasterRestarted():
+            return "died"
+        case ModelRestored() if event.process:
+            return "died"
+    return ""
+
+
+def _records_again(event: Event) -> int:
+    match event:
+        case ModelRestored() | ProcessLeft():
+            return event.records_again
+        case RecordsLacked(trained_again=True):
+            return event.records
+    return 0
+
+
+def _replaced_s(told: Told, runs: Sequence[float]) -> float | None:
+    if not isinstance(told.event, Loss | ModelRestored | ProcessLeft):
         return None
-    # The status that shows the replacement may be a moment older than the event.
-    place = bisect_right(runs.get(role, []), at - 0.5)
-    return max(0.0, runs[role][place] - at) if place < len(runs.get(role, [])) else None
+    place = bisect_right(runs, told.time)
+    return runs[place] - told.time if place < len(runs) else None

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_edl.events import ProcessChanged, WorkerWaited
+
 EXITED = "exited"
 _ROLES = ("master", "ps", "agent", "worker")
-# Ends that are no deaths.
-_CLEAN = re.compile(
-    r"(?:ended with )?exit code 0$|stopped|left|finished|(?:was taken away: )?preempted|$"
-)
-_ASKED = ("draining", "stopping")
 # Processes that start together within this time are the first ones.
 _TOGETHER_S = 30.0
 _MOST_LANES = 48
@@ -26,14 +22,16 @@ class Lane:
 
     role: str
     id: int
+    place: str = ""
+    """What the process has and its replacement takes; empty if nothing is known."""
     segments: list[tuple[float, str]] = field(default_factory=list)
     """Start and state, such as ``(1.5, "worker running")``."""
     end: float | None = None
     """Time of the end; None while the process is alive."""
     exit: str = ""
     """How the process ended; empty while it is alive."""
-    lost: bool = False
-    """Whether the master lost the process, which it may have stopped afterwards."""
+    died: bool = False
+    """True if the process was lost, or ended by itself with an error or by a signal."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """Times from and to which a worker made no step."""
 
@@ -41,13 +39,6 @@ class Lane:
     def name(self) -> str:
         """Name of the process, such as ``worker-3``."""
         return f"{self.role}-{self.id}"
-
-    @property
-    def died(self) -> bool:
-        """Whether the process ended in another way than it should."""
-        asked = self.segments[-1][1].endswith(_ASKED)
-        clean = asked or _CLEAN.match(self.exit)
-        return self.end is not None and (self.lost or not clean)
 
     def as_row(self) -> list[Any]:
         """Return the lane for the page."""
@@ -65,31 +56,73 @@ class Lanes:
         self._seen: dict[tuple[str, int], tuple[str, int, str]] = {}
         self._lost: dict[tuple[str, int], tuple[float, str]] = {}
 
-    def note(self, time: float, *, role: str, id: int, pid: int, state: str, exit: str) -> None:
+    def place(self, name: str) -> tuple[str, str]:
+        """Return role and place of a process."""
+        role, _, number = name.rpartition("-")
+        lane = self.all.get((role, int(number))) if number.isdecimal() else None
+        return role, lane.place if lane is not None else ""
+
+    def starts(self) -> dict[tuple[str, str], list[float]]:
+        """Return the times at which processes began to run, in order, by role and place."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for lane in self.all.values():
+            runs = (start for start, state in lane.segments if state == f"{lane.role} running")
+            found.setdefault((lane.role, lane.place), []).extend(runs)
+        return {key: sorted(times) for key, times in found.items()}
+
+    def changed(self, time: float, event: ProcessChanged) -> None:
+        """Take in an event."""
+        role, _, number = event.process.rpartition("-")
+        self.note(
+            time,
+            role="spare" if event.is_spare else role,
+            id=int(number),
+            pid=event.pid,
+            state=event.state,
+            exit=event.exit,
+            died=event.died,
+            place=event.place,
+        )
+
+    def note(
+        self,
+        time: float,
+        *,
+        role: str,
+        id: int,
+        pid: int,
+        state: str,
+        exit: str,
+        died: bool = False,
+        place: str = "",
+    ) -> None:
         """Note the state of a process at a time; a state that is known has no effect."""
         key = ("worker" if role == "spare" else role, id)
+        if place and key in self.all:
+            self.all[key].place = place
         if self._seen.get(key) == (role, pid, state):
             return
         self._seen[key] = (role, pid, state)
         lane = self.all.get(key)
         if lane is None:
-            lane = self.all[key] = Lane(*key)
+            lane = self.all[key] = Lane(*key, place)
         if state == EXITED:
             if lane.end is None:
                 lane.end = time
-            lane.exit = exit
+            lane.exit, lane.died = exit, died
             if not lane.segments:
                 lane.segments.append((time, f"{role} starting"))
             self._settle(lane)
             return
-        lane.end, lane.exit = None, ""  # a master may be started again
+        lane.end, lane.exit, lane.died = None, "", False  # a master may be started again
         lane.segments.append((time, f"{role} {state}"))
 
-    def waited(self, time: float, id: int, seconds: float) -> None:
-        """Note that a worker made no step for some seconds before a time."""
-        lane = self.all.get(("worker", id))
+    def waited(self, time: float, event: WorkerWaited) -> None:
+        """Take in the event that a worker made no step before a time."""
+        number = event.process.rpartition("-")[2]
+        lane = self.all.get(("worker", int(number)))
         if lane is not None:
-            lane.waits.append((time - seconds, time))
+            lane.waits.append((time - event.seconds, time))
 
     def lost(self, time: float, name: str, how: str) -> None:
         """Note that the master saw the loss of a process, whose end may be noted later.
@@ -109,10 +142,10 @@ class Lanes:
         if lane.end is None or found is None:
             return
         time, how = self._lost.pop((lane.role, lane.id))
-        lane.end, lane.lost = min(time, lane.end), True
+        lane.end, lane.died = min(time, lane.end), True
         while len(lane.segments) > 1 and lane.segments[-1][0] > time:
             lane.segments.pop()
-        if how and _CLEAN.match(lane.exit):
+        if how:
             lane.exit = how
 
     def close(self, time: float) -> None:

@@ -1,8 +1,7 @@
-"""The observer that keeps the curves of a job and the lives of its processes in the job's folder.
+"""The observer that keeps the curves of a job in the job's folder.
 
-``history.jsonl`` has one JSON object per line: ``scalars`` at most once a second, ``process`` for
-each change of a process, ``wait`` for each time in which a worker made no step, and ``begin``, from
-which on the interval between scalars is known.
+``history.jsonl`` has one JSON object per line: ``scalars`` at most once a second, and ``begin``,
+from which on the interval between scalars is known. The events of the job are in ``events.jsonl``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Annotated, Any, TextIO, TypedDict
 from torch_edl import typed_json
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
-from torch_edl.interfaces import JobEvent, Observer
+from torch_edl.interfaces import Observer
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.typed_json import Count, Range, Time
 
@@ -26,8 +25,6 @@ _FIRST_INTERVAL_S = 1.0
 # The file stays below some megabytes: at this number of scalars, every second one is removed, and
 # the interval doubles. A job of a day has one point every 16 to 32 seconds.
 _MOST_SCALARS = 6000
-_MOST_PROCESS_LINES = 50_000
-_MOST_WAITS = 10_000
 _MOST_VALUES = 40
 
 
@@ -45,24 +42,10 @@ class _Scalars(_Line):
     values: dict[str, float | None]
 
 
-class _Process(_Line):
-    time: Time
-    role: str
-    id: int
-    pid: int
-    state: str
-    exit: str
-
-
-class _Wait(_Line):
-    time: Time
-    id: int
-    seconds: Annotated[float, Range(0, 1e9)]
-
-
 _LINES: dict[str, Any] = {
-    "begin": _Begin, "scalars": _Scalars, "process": _Process, "wait": _Wait,
-}  # fmt: skip
+    "begin": _Begin,
+    "scalars": _Scalars,
+}
 
 
 class Recorder(Observer):
@@ -74,7 +57,7 @@ class Recorder(Observer):
         self._interval_s = _FIRST_INTERVAL_S
         self._last = -math.inf
         self._next: tuple[int, float, Mapping[str, float]] | None = None
-        self._scalars = self._processes = self._waits = 0
+        self._scalars = 0
 
     def begin(self, job: JobConfig) -> None:
         """Note where the file of the job is. The folder of a new job may not exist yet."""
@@ -94,15 +77,6 @@ class Recorder(Observer):
         if self._scalars > _MOST_SCALARS:
             self._thin()
 
-    def event(self, event: JobEvent) -> None:
-        """Write the change of a process, or its wait. Other events are in ``events.jsonl``."""
-        if event.kind == "process" and self._processes < _MOST_PROCESS_LINES:
-            self._processes += 1
-            self._write(kind="process", time=round(event.time, 3), **event.fields)
-        elif event.kind == "wait" and self._waits < _MOST_WAITS:
-            self._waits += 1
-            self._write(kind="wait", time=round(event.time, 3), **event.fields)
-
     def end(self, state: str, error: str) -> None:
         """Write the last scalars, and close the file."""
         if self._next is not None:
@@ -120,7 +94,7 @@ class Recorder(Observer):
         for line in read(self._path):
             scalars = line["kind"] == "scalars"
             count += scalars
-            if line["kind"] in ("process", "wait") or (scalars and count % 2):
+            if scalars and count % 2:
                 kept.append(line)
         self._scalars = (count + 1) // 2
         write_text(self._path, "".join(f"{json.dumps(line)}\n" for line in kept))
@@ -140,8 +114,6 @@ class Recorder(Observer):
         for line in read(self._path):
             self._interval_s = line.get("interval_s", self._interval_s)
             self._scalars += line["kind"] == "scalars"
-            self._processes += line["kind"] == "process"
-            self._waits += line["kind"] == "wait"
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - end() closes it
         self._write(kind="begin", interval_s=self._interval_s)
 

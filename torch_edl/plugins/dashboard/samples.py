@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch_edl.launch.jobs.logs import WholeLines
 from torch_edl.plugins.dashboard import recorder
-from torch_edl.plugins.dashboard.lanes import Lanes
 from torch_edl.wire import master_pb2 as pb
 
 MOST_ROWS = 1500
@@ -79,8 +78,8 @@ class History:
         """What to ask the master for; None for a job of this machine."""
         return None if self._path is not None else self._part
 
-    def read(self, samples: Samples, lanes: Lanes) -> bool:
-        """Add what is new in the file to the samples and lanes. Return False if there is none."""
+    def read(self, samples: Samples) -> bool:
+        """Add what is new in the file to the samples. Return False if there is none."""
         if self._path is None:
             return samples.kept
         try:
@@ -90,10 +89,10 @@ class History:
         if inode != self._part.inode:
             self._lines = WholeLines(self._path)
             self._begin(inode, samples)
-        self._add(self._lines.read_all(final=False), samples, lanes)
+        self._add(self._lines.read_all(final=False), samples)
         return True
 
-    def take(self, part: pb.HistoryPart, samples: Samples, lanes: Lanes) -> bool:
+    def take(self, part: pb.HistoryPart, samples: Samples) -> bool:
         """Add a part that the master sent. Return whether more may follow at once."""
         if not part.inode:
             return False
@@ -104,7 +103,7 @@ class History:
             self._begin(part.inode, samples)
         *lines, self._rest = (self._rest + part.content).split(b"\n")
         self._part.offset = part.offset + len(part.content)
-        self._add(lines, samples, lanes)
+        self._add(lines, samples)
         return bool(part.content)
 
     def _begin(self, inode: int, samples: Samples) -> None:
@@ -114,15 +113,10 @@ class History:
         samples.kept = True
 
     @staticmethod
-    def _add(lines: Iterable[bytes], samples: Samples, lanes: Lanes) -> None:
+    def _add(lines: Iterable[bytes], samples: Samples) -> None:
         for line in recorder.parse(list(lines)):
             if line["kind"] == "begin":
                 samples.interval_s = line["interval_s"]
-            elif line["kind"] == "process":
-                fields = {name: line[name] for name in ("role", "id", "pid", "state", "exit")}
-                lanes.note(line["time"], **fields)
-            elif line["kind"] == "wait":
-                lanes.waited(line["time"], line["id"], line["seconds"])
             elif line["kind"] == "scalars" and any(n.startswith("eval/") for n in line["values"]):
                 samples.eval_times[line["step"]] = line["time"]
             elif line["kind"] == "scalars":

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import EdlError
+from torch_edl.events import Loss, ModelRestored, ProcessChanged, WorkerWaited
 from torch_edl.interfaces.platform import JobHandle, LogQuery
 from torch_edl.launch.jobs.folder import ENDED
 from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.launch.jobs.logs import WholeLines, last_lines
 from torch_edl.launch.jobs.status import as_dict
-from torch_edl.plugins.dashboard import events, incidents, marks
+from torch_edl.plugins.dashboard import events, incidents
 from torch_edl.plugins.dashboard.lanes import EXITED, Lanes
 from torch_edl.plugins.dashboard.machines import Machines
 from torch_edl.plugins.dashboard.samples import History, Samples, of_status
@@ -64,7 +65,6 @@ class View:
         local = self._job if isinstance(self._job, LocalJob) else None
         self._events_file = WholeLines(local.events_file) if local else None
         self._history = History(local.history_file if local else None)
-        self._marked = 0
         self._closed = False
         self._recalled: bool | None = None  # whether the job was over when what it left was read
         self._config: JobConfig | None = None
@@ -132,14 +132,25 @@ class View:
             with contextlib.suppress(EdlError):
                 self._config = self._job.config()
         if self._events_file is not None:
-            self.book.add(events.parse(self._events_file.read_all(final=False)))
+            self._add(events.parse(self._events_file.read_all(final=False)))
         else:
             self._recall(status)
-            self.book.add(_plain(event) for event in (status.events if status is not None else ()))
-        kept = self._history.read(self.samples, self.lanes)
+            self._add(status.events if status is not None else ())
+        kept = self._history.read(self.samples)
         if status is not None and self._events_file is None:
             kept = self._take_history(status)
         self._note(now, kept=kept)
+
+    def _add(self, messages: Iterable[pb.Event]) -> None:
+        """Add new events, and draw those that concern the lives of processes."""
+        for told in self.book.add(messages):
+            match told.event:
+                case ProcessChanged() as event:
+                    self.lanes.changed(told.time, event)
+                case WorkerWaited() as event:
+                    self.lanes.waited(told.time, event)
+                case (Loss() | ModelRestored()) as event if event.lost_process:
+                    self.lanes.lost(told.time, event.lost_process, event.cause)
 
     def _recall(self, status: pb.GetStatusResponse | None) -> None:
         """Add the events that a job on a cluster has left, and the curves if no master sends them:
@@ -149,19 +160,19 @@ class View:
             return
         with contextlib.suppress(EdlError):  # the next read tries again
             content = self._job.history()
-            self.book.add(events.parse(content.split(b"\n")))
+            self._add(events.parse(content.split(b"\n")))
             if status is None and content and not self.samples.kept:
                 part = pb.HistoryPart(inode=_LEFT, content=content)
-                self._history.take(part, self.samples, self.lanes)
+                self._history.take(part, self.samples)
             self._recalled = over
 
     def _take_history(self, status: pb.GetStatusResponse) -> bool:
         """Add what the master of a job on a cluster sent of its history. Return whether there is a
         history."""
-        history, samples, lanes = self._history, self.samples, self.lanes
+        history, samples = self._history, self.samples
         part = status.history  # the first answer may have a part only
         with contextlib.suppress(EdlError):  # the rest follows a second later
-            while history.take(part, samples, lanes) and len(part.content) >= _FULL_BYTES:
+            while history.take(part, samples) and len(part.content) >= _FULL_BYTES:
                 part = self._job.ask(pb.GetStatusRequest(history_after=history.after)).history
         return samples.kept
 
@@ -176,13 +187,9 @@ class View:
         # A job that ended before this page began has no times but those of its history.
         began = self._started if not self.lanes.all else now
         for p in report.get("processes", ()):
-            fields = {name: p[name] for name in ("role", "id", "pid", "state", "exit")}
+            fields = {name: p[name] for name in ("role", "id", "pid", "state", "exit", "died")}
             at = began if p["state"] != EXITED else self._last_time(now)
             self.lanes.note(at, **fields)
-        for event, mark in self.book.incidents[self._marked :]:
-            if mark.kind in (marks.LOST, "restored") and mark.process:
-                self.lanes.lost(event["time"], mark.process, mark.how)
-        self._marked = len(self.book.incidents)
         if over and not self._closed:
             self.lanes.close(self._last_time(now))
         self._closed = over
@@ -304,8 +311,3 @@ class View:
             with contextlib.suppress(EdlError):
                 found[name] = self.log(name)
         return found
-
-
-def _plain(event: pb.Event) -> dict[str, Any]:
-    names = ("sequence", "time", "level", "text", "traceback")
-    return {n: getattr(event, n) for n in names if getattr(event, n) or n == "text"}

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from torch_edl.cli.arguments.options import locators, platform_of
-from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import UsageError
+from torch_edl.events import counted
 from torch_edl.plugins.doctor import disk, machine, network, software
 from torch_edl.plugins.doctor.finding import Finding, report, warning
 

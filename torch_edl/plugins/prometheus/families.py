@@ -58,6 +58,9 @@ def _of_job(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield _one("servers_wanted", "Requested number of servers.", status.servers_wanted)
     losses: _Values = [([each.role], each.losses) for each in status.losses]
     yield _counters("losses", "Processes that were killed, crashed or fell silent.", losses, "role")
+    happened: _Values = [([e.kind, e.level], e.count) for e in status.events_count]
+    text = "Events of the job, by kind and level."
+    yield _counters("events", text, happened, "kind", "level")
     text = "Time without a step after losses, moves and restarts of the master."
     yield _counter("stalled_seconds", text, status.stalled_s)
     yield _counter("rollbacks", "Restores of the model from a checkpoint.", status.rollbacks)

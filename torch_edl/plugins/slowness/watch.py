@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch_edl.config import JobConfig
+from torch_edl.events import MachineSlow, ProcessRecovered, ProcessSlow
 from torch_edl.interfaces import Verdict
 from torch_edl.plugins.slowness.pressure import Pressure, cause
 from torch_edl.plugins.slowness.rates import SLOW, WITHIN_S, Change, Slowness, Work, shares
@@ -83,11 +84,15 @@ class SlowProcesses:
         found = []
         for id in sorted(id for id, share in slow.items() if share < SLOW and id not in self._told):
             self._told.add(id)
-            text = f"worker-{id} has a slow machine: {slow[id]:.0%} of the median speed of "
-            text += f"{len(told)} workers in a speed test: {told[id]['flops'] / 1e9:.3g} GFLOP/s "
-            text += f"and {told[id]['copied'] / 1e9:.3g} GB/s for copies in memory"
+            event = MachineSlow(
+                process=f"worker-{id}",
+                share=slow[id],
+                compared=len(told),
+                flops=told[id]["flops"],
+                copied=told[id]["copied"],
+            )
             replace = self._replaces("worker", True, now)
-            found.append(Verdict("worker", id, event=text, replace=replace))
+            found.append(Verdict("worker", id, event=event, replace=replace))
         return found
 
     def _of_workers(
@@ -105,14 +110,17 @@ class SlowProcesses:
         """Return the verdict with the event of a process that became slow or recovered."""
         role, name = found.role, f"{found.role}-{found.id}"
         if not change.is_slow:
-            return found._replace(event=f"{name} is no longer slow", level="info")
+            return found._replace(event=ProcessRecovered(process=name))
         known = self._pressure.get((role, found.id))
         why = cause(*known) if known is not None else ""
-        kind = "workers" if role == "worker" else "servers"
-        rate = f"{change.share:.0%} of the median rate of {change.others} {kind}"
-        likely = why or "no cause is visible on its machine"
-        text = f"{name} is slow: {rate} for {WITHIN_S:g} s; {likely}"
-        return found._replace(event=text, replace=self._replaces(role, bool(why), now))
+        event = ProcessSlow(
+            process=name,
+            share=change.share,
+            compared=change.others,
+            within_s=WITHIN_S,
+            likely=why,
+        )
+        return found._replace(event=event, replace=self._replaces(role, bool(why), now))
 
     def _replaces(self, role: str, has_cause: bool, now: float) -> bool:
         """Return whether to replace a slow process. A server is replaced only if its machine is the

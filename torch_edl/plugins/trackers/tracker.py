@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.config import JobConfig
-from torch_edl.interfaces import JobEvent, Observer
+from torch_edl.events import Event
+from torch_edl.interfaces import Observer
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.trackers.process import RunProcess, TrackerError
 from torch_edl.plugins.trackers.run import Run
@@ -49,7 +50,7 @@ class Tracker(Observer):
         self._job = job
         self._run = RunProcess(self.RUN)
 
-    def event(self, event: JobEvent) -> None:
+    def event(self, time: float, event: Event) -> None:
         """Open the run at the first event of the job."""
         self._opened()
 

@@ -13,6 +13,7 @@ from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
 from tests.waiting import HANG_S, wait_for
 from torch_edl.config import JobConfig
+from torch_edl.events import Other
 from torch_edl.launch.agent import reporter as reporter_module
 from torch_edl.launch.agent.reporter import Reporter
 from torch_edl.wire import master_pb2 as pb
@@ -30,7 +31,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is(
     fleet = Fleet(ServerCommand(job="j"), workers=1, servers=0, agents=AgentPods())
     job = ManagedJob(config, fleet, folder=Path("/job"))
     job.start(0.0)
-    job.lifecycle.note("info", "an event", 0.0)
+    job.lifecycle.note(Other(severity="info", message="an event"), 0.0)
     service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
     address = service.listen(TOKEN, "127.0.0.1:0")
     answered = threading.Event()

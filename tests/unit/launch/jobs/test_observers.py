@@ -14,10 +14,12 @@ import pytest
 from tests.installed import install
 from torch_edl.config import JobConfig, extensions
 from torch_edl.errors import UsageError
-from torch_edl.interfaces import JobEvent, Observer
+from torch_edl.events import Event, ModelEvaluated, ProcessChanged, StrategyChosen
+from torch_edl.interfaces import Observer
 from torch_edl.launch.jobs import observers
 from torch_edl.launch.jobs.observers import Observers
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.event_messages import to_message
 
 received: list[tuple[Any, ...]] = []
 go_on = threading.Event()
@@ -33,8 +35,8 @@ class Recorded(Observer):
     def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
         received.append((step, dict(values)))
 
-    def event(self, event: JobEvent) -> None:
-        received.append((event.kind, event.text, dict(event.fields)))
+    def event(self, time: float, event: Event) -> None:
+        received.append((time, event))
 
     def end(self, state: str, error: str) -> None:
         received.append(("end", state, error))
@@ -83,40 +85,24 @@ def steps() -> list[tuple[Any, ...]]:
 
 def test_an_observer_receives_the_job_from_begin_to_end() -> None:
     worker = pb.ProcessStatus(role="worker", id=3, pid=7, state="running")
-    log = pb.Event(sequence=1, time=5.0, level="info", text="strategy ps")
+    runs = ProcessChanged(process="worker-3", pid=7, state="running")
+    chosen = StrategyChosen(strategy="ps", reason="asked for")
+    log = [to_message(runs, 1, 4.0), to_message(chosen, 2, 5.0)]
     with Observers(job("Recorded=x=y")) as watched:
         first = status(
-            steps=4, loss=0.5, processes=[worker], events=[log], rates={"steps_per_s": 2.0}
+            steps=4, loss=0.5, processes=[worker], events=log, rates={"steps_per_s": 2.0}
         )
         watched.update(first)
         watched.update(first)
         watched.end("failed", "no more data")
-    process = {"role": "worker", "id": 3, "pid": 7, "state": "running", "exit": ""}
     assert received == [
         ("made", "x=y"),
         ("begin", "j"),
-        ("state", "the job is running", {"state": "running", "epoch": 0}),
-        ("process", "worker-3: running", process),
-        ("log", "strategy ps", {"sequence": 1}),
+        (4.0, runs),
+        (5.0, chosen),
         (4, {"train/loss": 0.5, "train/workers": 1, "rate/steps_per_s": 2.0}),
         ("end", "failed", "no more data"),
     ]
-
-
-def test_waits_of_workers_are_told_when_they_are_over() -> None:
-    def seen(**waits_s: float) -> pb.GetStatusResponse:
-        workers = [
-            pb.ProcessStatus(role="worker", id=int(name[1:]), state="running", waits_s=waits)
-            for name, waits in waits_s.items()
-        ]
-        return status(processes=workers)
-
-    with Observers(job("Recorded")) as watched:
-        for found in (seen(w0=0, w1=38.5), seen(w0=0, w1=40, w2=50), seen(w0=0, w1=0)):
-            watched.update(found)
-    waits = [fields for kind, _, fields in filter(lambda e: e[0] == "wait", received)]
-    by_worker = {each["id"]: round(float(each["seconds"])) for each in waits}
-    assert by_worker == {1: 38, 2: 50}, "worker-1 since the first status, worker-2 has ended"
 
 
 def test_scalars_come_once_a_second_and_at_the_end() -> None:
@@ -126,8 +112,9 @@ def test_scalars_come_once_a_second_and_at_the_end() -> None:
             now = tick / 5
             seen = status(steps=tick + 1, loss=2.0**-tick)
             if tick >= 3:
-                seen.evaluations.add(steps=3, metrics={"auc": 0.5})
-                seen.evaluations.add(steps=4, metrics={"auc": math.nan})
+                for number, value in ((3, 0.5), (4, None)):
+                    evaluated = ModelEvaluated(steps=number, metrics={"auc": value})
+                    seen.events.append(to_message(evaluated, number, 1.0))
             watched.update(seen)
     losses = [(step, v["train/loss"]) for step, v in steps() if "train/loss" in v]
     assert losses == [(1, 1.0), (6, 2.0**-5), (11, 2.0**-10), (12, 2.0**-11)]

@@ -42,17 +42,18 @@ def test_steps_that_are_older_than_the_death_end_no_outage() -> None:
     kill_server(w)
     w.exit("worker", 1, signal=9)
     train(w, 0, 2)
-    assert outages(w) == [None]
+    assert outages(w) == [None, None]
     for _ in range(38):
         train(w, 0, 2)
-    assert outages(w) == [None]
+    assert outages(w) == [None, None]
     train(w, 0, 3)
-    assert outages(w) == [40.0]
+    assert outages(w) == [40.0, 40.0]
     status = w.status()
     assert status.stalled_s == 40.0, "the server and the worker were lost at the same time"
     assert [(each.role, each.losses) for each in status.losses] == [("worker", 1), ("ps", 1)]
-    (event,) = {e.time for e in status.events if "ended with signal 9" in e.text}
-    assert (status.outages[0].time, status.outages[0].since) == (event, event)
+    lost = [e for e in status.events if e.kind in ("server_lost", "worker_lost")]
+    assert [each.event for each in status.outages] == [e.sequence for e in lost]
+    assert {(each.time, each.since) for each in status.outages} == {(e.time, e.time) for e in lost}
 
 
 def test_steps_that_go_on_end_an_outage_with_the_first_heartbeat() -> None:

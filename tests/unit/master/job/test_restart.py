@@ -33,6 +33,11 @@ def test_a_state_says_the_same_after_it_was_read() -> None:
     told = again.state()
     # The new master has no file of events here, and may not use a number twice.
     assert told["lifecycle"].pop("events") > left["lifecycle"].pop("events")
+    counts = {kind: n for kind, _, n in told["lifecycle"].pop("counts")}
+    before = {kind: n for kind, _, n in left["lifecycle"].pop("counts")}
+    processes = len(list(again.fleet))
+    assert counts["process_changed"] == before["process_changed"] + processes, "each once more"
+    assert counts["master_restarted"] == 1
     assert left["lifecycle"]["outages"]["newest"] == []
     assert len(told["lifecycle"]["outages"].pop("newest")) == 1, "that of the restart"
     left["lifecycle"]["outages"].pop("newest")
@@ -62,7 +67,7 @@ def test_a_state_with_other_fields_has_another_format() -> None:
     jobs[1].work(tasks=1)
     found = set().union(*(names(w.state()) for w in jobs))
     digest = hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (FORMAT, digest) == (15, "549a8dbe"), "raise FORMAT, and note the new digest here"
+    assert (FORMAT, digest) == (16, "1bb4f518"), "raise FORMAT, and note the new digest here"
 
 
 def test_a_lease_that_the_new_master_does_not_know_is_taken_over() -> None:

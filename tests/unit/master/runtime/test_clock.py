@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from master.runtime.clock import Clock, Throttle, of_notes, of_ticks
 from tests.unit.master.world import World
+from torch_edl.events import JobFinished
 
 
 class Machine:
@@ -42,7 +43,7 @@ def test_nobody_is_lost_because_the_master_was_paused() -> None:
     job.tick(clock())
     assert 0 in job.members
     job.lifecycle.paused(clock.take_pause())
-    job.lifecycle.note("info", "now", clock())
+    job.lifecycle.note(JobFinished(), clock())
     assert job.lifecycle.log.after(0)[-1].time == 1040.0, "events have the time of day"
     for _ in range(20):
         machine.now += 0.6

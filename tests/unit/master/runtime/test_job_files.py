@@ -16,6 +16,8 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.parts import PREPROCESSING_FILE
+from torch_edl.events import JobFailed, Other
+from torch_edl.wire import event_messages
 
 
 def test_a_restarted_master_takes_no_checkpoint_of_another_job_for_its_own(tmp_path: Path) -> None:
@@ -67,28 +69,34 @@ def test_a_job_begins_with_the_preprocessing_of_its_model(tmp_path: Path) -> Non
 def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events, journal = EventLog(), EventFile(path)
-    events.add("info", "ring 1", 1.0)
-    events.add("error", "no", 2.0, "Traceback")
+    events.add(Other(severity="info", message="ring 1"), 1.0)
+    events.add(JobFailed(error="no", traceback="Traceback"), 2.0)
     journal.write(events.after(journal.written))
     journal.write(events.after(journal.written))
     events, journal = EventLog(), EventFile(path)
     events.continue_after(journal.written, journal.newest())
     assert [event.text for event in events.after(0)] == ["ring 1", "no"]
-    assert events.after(0)[1].traceback == "Traceback"
+    assert event_messages.from_message(events.after(0)[1]).traceback == "Traceback"
     assert events.after(journal.written) == []
-    events.add("info", "the master is back", 3.0)
+    events.add(Other(severity="info", message="the master is back"), 3.0)
     assert [event.sequence for event in events.after(2)] == [3]
     journal.write(events.after(journal.written))
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [event["sequence"] for event in told] == [1, 2, 3]
-    assert told[1] == {"sequence": 2, "time": 2.0, "level": "error", "text": "no",
-                       "traceback": "Traceback"}  # fmt: skip
+    assert told[1] == {
+        "sequence": 2,
+        "time": 2.0,
+        "level": "error",
+        "kind": "job_failed",
+        "text": "no",
+        "fields": {"error": "no", "traceback": "Traceback"},
+    }
 
 
 def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     events, journal = EventLog(), EventFile(tmp_path / "gone" / "events.jsonl")
     for number in (1, 2):
-        events.add("info", "x", 1.0)
+        events.add(Other(severity="info", message="x"), 1.0)
         journal.write(events.after(journal.written))
         assert journal.written == number
     assert caplog.text.count("events are not kept") == 1
@@ -98,7 +106,7 @@ def test_a_line_that_a_full_disk_cut_costs_that_line_only(tmp_path: Path) -> Non
     path = tmp_path / "events.jsonl"
     events, journal = EventLog(), EventFile(path)
     for text in ("one", "two"):
-        events.add("info", text, 1.0)
+        events.add(Other(severity="info", message=text), 1.0)
     journal.write(events.after(0))
     path.write_bytes(path.read_bytes()[:-20])
     journal = EventFile(path)
@@ -106,7 +114,7 @@ def test_a_line_that_a_full_disk_cut_costs_that_line_only(tmp_path: Path) -> Non
     assert [event.text for event in journal.newest()] == ["one"]
     events = EventLog()
     events.continue_after(journal.written)
-    events.add("info", "the master is back", 3.0)
+    events.add(Other(severity="info", message="the master is back"), 3.0)
     journal.write(events.after(journal.written))
     first, _, last = path.read_text().splitlines()
     assert [json.loads(line)["text"] for line in (first, last)] == ["one", "the master is back"]

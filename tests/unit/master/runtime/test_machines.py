@@ -16,11 +16,10 @@ from tests.machine import SeveralMachines
 from tests.waiting import is_running, wait_for
 from torch_edl.config import Experiment
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.processes.launcher import (
     Known,
     LauncherEvent,
-    MachineJoined,
-    MachineLeft,
     ProcessExit,
     ProcessNotStarted,
     ProcessRuns,

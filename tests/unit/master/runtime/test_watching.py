@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,19 @@ from master.state.workforce.processes import DRAINING
 from tests.installed import install
 from tests.unit.master.world import World, running
 from torch_edl.config import JobConfig, extensions
+from torch_edl.events import Judged
 from torch_edl.interfaces import Verdict
 from torch_edl.wire import master_pb2 as pb
 
 verdicts: list[Verdict] = []
 looked: list[tuple[str, float]] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanHot(Judged):
+    @property
+    def finding(self) -> str:
+        return f"{self.process} is hot"
 
 
 class Known:
@@ -60,9 +69,9 @@ def shown(w: World, role: str) -> dict[int, float]:
 
 def test_a_verdict_is_an_event_once_and_shown_until_the_next() -> None:
     w = running(workers=2)
-    verdicts[:] = [Verdict("worker", 1, slow=0.25, event="worker-1 is hot", level="info")]
+    verdicts[:] = [Verdict("worker", 1, slow=0.25, event=RanHot(process="worker-1"))]
     watches = look(w)
-    assert (w.said("worker-1 is hot", "info"), shown(w, "worker")) == (1, {0: 0, 1: 0.25})
+    assert (w.said("worker-1 is hot", "warning"), shown(w, "worker")) == (1, {0: 0, 1: 0.25})
     assert [w.beat(worker).tell_machine for worker in (0, 1)] == [False, True]
     verdicts.clear()
     look(w, watches)
@@ -83,9 +92,9 @@ def test_a_worker_is_replaced_and_servers_move() -> None:
     w = running(workers=2)
     ps = next(iter(w.fleet.servers)).id
     verdicts[:] = [
-        Verdict("worker", 1, event="worker-1 is hot", replace=True),
-        Verdict("ps", ps, event=f"ps-{ps} is hot", replace=True),
-        Verdict("worker", 77, event="worker-77 is hot", replace=True),
+        Verdict("worker", 1, event=RanHot(process="worker-1"), replace=True),
+        Verdict("ps", ps, event=RanHot(process=f"ps-{ps}"), replace=True),
+        Verdict("worker", 77, event=RanHot(process="worker-77"), replace=True),
     ]
     look(w)
     assert w.fleet["worker", 1].state == DRAINING

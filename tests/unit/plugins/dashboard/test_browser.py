@@ -12,6 +12,7 @@ from tests.chromium import Chromium
 from tests.job_folder import START, SimulatedJob, history_line, log_of
 from tests.unit.plugins.dashboard.conftest import Serve
 from torch_edl.config import JobConfig
+from torch_edl.events import ServerLost, WorkerWaited
 from torch_edl.launch.jobs.folder import JobFolder
 
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
@@ -31,8 +32,10 @@ def test_the_page_of_a_large_job(chromium: Chromium, serve: Serve) -> None:
     path = log_of(job.folder.logs, "ps-1", f"{NASTY}\n")
     job.processes[2].update(state="exited", exit="signal 9", log=str(path))
     job.write_status(state="failed", steps=100, wall_s=890.0, error=NASTY)
-    text = f"ps-1 ended with signal 9; {NASTY}"
-    job.append(job.event(950, "warning", text, traceback=NASTY))
+    lost = ServerLost(
+        process="ps-1", way="ended", cause=f"signal 9; {NASTY}", shard=1, traceback=NASTY
+    )
+    job.append(job.event(950, lost))
     server = serve("large")
     server.view.refresh()
     chromium.show(1400)
@@ -161,17 +164,22 @@ class TestFromALossToItsCause:
     @pytest.fixture
     def page(self, chromium: Chromium, serve: Serve) -> Chromium:
         job = SimulatedJob("jumped", workers=2, servers=2, deaths=0, events=30, seconds=600)
-        text = "ps-1 ended with signal 9; another server takes over shard 1, and nothing is lost"
-        job.append(job.event(300, "warning", text))
-        outage = {"time": self.FROM, "since": self.FROM, "stalled_s": 38.0}
+        lost = ServerLost(process="ps-1", way="ended", cause="signal 9", shard=1)
+        wait = WorkerWaited(process="worker-0", seconds=38.0)
+        job.append(job.event(300, lost), job.event(338, wait))
+        outage = {
+            "event": job.sequence - 1,
+            "time": self.FROM,
+            "since": self.FROM,
+            "stalled_s": 38.0,
+        }
         job.write_status(state="finished", steps=6000, outages=[outage], stalled_s=38.0)
         lines = [json.loads(line) for line in job.folder.history_file.read_text().splitlines()]
         stands = [
             line for line in lines
             if line["kind"] != "scalars" or not self.FROM < line["time"] < self.UNTIL
         ]  # fmt: skip
-        wait = {"kind": "wait", "time": self.UNTIL, "id": 0, "seconds": 38.0}
-        job.folder.history_file.write_text("".join(map(history_line, [*stands, wait])))
+        job.folder.history_file.write_text("".join(map(history_line, stands)))
         chromium.show(1400)
         chromium.open(serve("jumped").url)
         chromium.wait_for("document.querySelectorAll('.chart svg').length >= 2")

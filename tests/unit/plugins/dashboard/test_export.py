@@ -12,6 +12,7 @@ import pytest
 
 from tests.job_folder import SimulatedJob, log_of
 from torch_edl.cli.__main__ import main
+from torch_edl.events import JobFailed
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -19,7 +20,7 @@ NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 @pytest.fixture
 def job() -> SimulatedJob:
     job = SimulatedJob("digits", deaths=1, seconds=60)
-    job.append(job.event(61, "error", NASTY, traceback=f"Traceback\n{NASTY}"))
+    job.append(job.event(61, JobFailed(error=NASTY, traceback=f"Traceback\n{NASTY}")))
     job.processes[3]["log"] = str(log_of(job.folder.logs, "worker-0", f"{NASTY}\n"))
     job.write_status(state="failed", error=NASTY, wall_s=58.0, steps=600)
     return job

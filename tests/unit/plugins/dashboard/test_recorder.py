@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from torch_edl.config import JobConfig
-from torch_edl.interfaces import JobEvent
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.dashboard import recorder
-from torch_edl.plugins.dashboard.lanes import Lanes
 from torch_edl.plugins.dashboard.recorder import Recorder
 from torch_edl.plugins.dashboard.samples import History, Samples
 
@@ -47,25 +45,12 @@ def test_the_folder_may_come_after_the_observer(home: Path) -> None:
     made.scalars(1, 100.0, {"train/loss": 1 / 3, "train/auc": math.nan})
     made.scalars(2, 100.5, {"train/loss": 0.5})  # within a second
     made.scalars(2, 100.6, {"eval/loss": 0.7})
-    fields = {"role": "worker", "id": 0, "pid": 7, "state": "exited", "exit": "signal 9"}
-    made.event(JobEvent(101.0, "process", "info", "worker-0: signal 9", fields))
-    made.event(JobEvent(101.0, "log", "info", "finished", {"sequence": 1}))
-    made.event(JobEvent(101.5, "wait", "info", "worker-0 made no step", {"id": 0, "seconds": 38.5}))
     made.end("finished", "")
     lines = recorder.read(JobFolder("digits").history_file)
-    assert [line["kind"] for line in lines] == [
-        "begin",
-        "scalars",
-        "scalars",
-        "process",
-        "wait",
-        "scalars",
-    ]
-    assert lines[5]["step"] == 2  # the last one comes at the end
+    assert [line["kind"] for line in lines] == ["begin", "scalars", "scalars", "scalars"]
+    assert lines[3]["step"] == 2  # the last one comes at the end
     assert lines[1]["values"] == {"train/loss": 0.333333, "train/auc": None}
     assert lines[2]["values"] == {"eval/loss": 0.7}
-    assert lines[3] == {"kind": "process", "time": 101.0, **fields}
-    assert lines[4] == {"kind": "wait", "time": 101.5, "id": 0, "seconds": 38.5}
 
 
 def test_a_long_job_has_a_small_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +60,9 @@ def test_a_long_job_has_a_small_file(folder: Path, monkeypatch: pytest.MonkeyPat
     for step in range(1000):
         made.scalars(step, 100.0 + step, {"train/loss": 1.0})
         if step % 37 == 0:
-            file.read(samples, Lanes())
+            file.read(samples)
     made.end("finished", "")
-    file.read(samples, Lanes())
+    file.read(samples)
     steps = [line["step"] for line in _lines(folder, "scalars")]
     assert 50 <= len(steps) <= 100
     assert steps[0] == 0

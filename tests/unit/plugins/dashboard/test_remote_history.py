@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,13 @@ from master.runtime import service as served
 from master.runtime.service import Service
 from tests.unit.master.world import World
 from torch_edl.config import JobConfig
+from torch_edl.events import Other
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.plugins.dashboard import recorder, view
-from torch_edl.plugins.dashboard.lanes import Lanes
 from torch_edl.plugins.dashboard.recorder import Recorder
 from torch_edl.plugins.dashboard.samples import History, Samples
 from torch_edl.plugins.dashboard.view import View
+from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -48,8 +48,8 @@ def _ask(master: Service, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
 
 
 def _event(sequence: int, text: str) -> bytes:
-    event = {"sequence": sequence, "time": 640.0, "level": "info", "text": text}
-    return json.dumps(event).encode() + b"\n"
+    message = event_messages.to_message(Other(severity="info", message=text), sequence, 640.0)
+    return event_messages.to_line(message).encode() + b"\n"
 
 
 def _scalars(made: Recorder, steps: range) -> None:
@@ -63,12 +63,12 @@ def test_parts_are_the_file(
     """Also when the recorder thins its file between two parts."""
     monkeypatch.setattr(recorder, "_MOST_SCALARS", 100)
     monkeypatch.setattr(served, "_PART_BYTES", 700)
-    remote, got, lanes = History(None), Samples(), Lanes()
+    remote, got = History(None), Samples()
 
     def read() -> None:
         while True:
             asked = pb.GetStatusRequest(history_after=remote.after)
-            if not remote.take(_ask(master, asked).history, got, lanes):
+            if not remote.take(_ask(master, asked).history, got):
                 return
 
     read()
@@ -76,11 +76,11 @@ def test_parts_are_the_file(
     for start in range(0, 1000, 50):
         _scalars(written, range(start, start + 50))
         asked = pb.GetStatusRequest(history_after=remote.after)
-        remote.take(_ask(master, asked).history, got, lanes)  # one part of several
+        remote.take(_ask(master, asked).history, got)  # one part of several
     written.end("finished", "")
     read()
     local, expected = History(JobFolder("remote").history_file), Samples()
-    local.read(expected, Lanes())
+    local.read(expected)
     assert len(expected.all) > 40
     assert got.all == expected.all
     assert (got.kept, got.interval_s) == (True, expected.interval_s)

@@ -15,6 +15,7 @@ from tests.job_folder import SimulatedJob, log_of
 from tests.unit.plugins.dashboard.conftest import Serve
 from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
+from torch_edl.events import EpochDone, TrainingBegan
 from torch_edl.launch.jobs.local_job import LocalJob
 from torch_edl.plugins.dashboard.server import PageServer
 from torch_edl.plugins.dashboard.view import View
@@ -114,7 +115,8 @@ def test_a_browser_receives_what_is_new(job: SimulatedJob, browser: Browser) -> 
     assert [i["process"] for i in first["incidents"]] == ["worker-0", "worker-1"]
     assert first["incidents"][0]["replaced_s"] == 2
     # The 36 evaluations are no news.
-    assert (len(first["events"]), first["events_last"]) == (4, 40)
+    assert (len(first["events"]), first["events_count"]) == (4, 40)
+    assert first["events_last"] == job.sequence
     assert len(first["samples"]) == first["samples_total"] == 118
     again = (
         f"/data?after={first['events_last']}&first={first['samples_total']}"
@@ -128,19 +130,19 @@ def test_a_browser_receives_what_is_new(job: SimulatedJob, browser: Browser) -> 
 
 
 def test_events_are_filtered_and_paged(job: SimulatedJob, browser: Browser) -> None:
-    job.append(*(job.event(200, "info", f"epoch {n} of 500 is done") for n in range(400)))
+    job.append(*(job.event(200, EpochDone(epoch=n, epochs=500)) for n in range(400)))
     browser.json("/data")
     newest = browser.json("/events")
     assert len(newest) == 300
     older = browser.json(f"/events?before={newest[-1]['sequence']}")
     assert older[0]["sequence"] == newest[-1]["sequence"] - 1
-    assert {e["kind"] for e in browser.json("/events?kind=lost")} == {"lost"}
+    assert {e["kind"] for e in browser.json("/events?kind=worker_lost")} == {"worker_lost"}
     assert len(browser.json("/events?level=warning")) == 2
     (found,) = browser.json("/events?text=EPOCH+399")
     assert found["text"] == "epoch 399 of 500 is done"
     assert browser.json("/events?text=nothing+like+it") == []
     main = [event["kind"] for event in browser.json("/events?kind=main")]
-    assert main == ["end", "lost", "lost", "other"]
+    assert main == ["job_finished", "worker_lost", "worker_lost", "servers_ready"]
 
 
 def test_logs_and_their_ends(job: SimulatedJob, browser: Browser) -> None:
@@ -162,7 +164,7 @@ def test_nobody_reads_the_job_for_a_page_that_nobody_reads(job: SimulatedJob) ->
     view = View(LocalJob("digits"), clock=lambda: now[0])
     view.refresh()
     count = view.book.last
-    job.append(job.event(300, "info", "one more"))
+    job.append(job.event(300, TrainingBegan(number=2)))
     view.refresh()  # within a second
     assert view.book.last == count
     now[0] += 60

@@ -97,7 +97,7 @@ function timeAt(step) {
   return all.length && all[0][1] - step < all[0][1] * 0.1 ? all[0][0] : null;
 }
 
-const MARKS = { lost: "fatal", restored: "fatal", master: "fatal" };
+const isFatal = (incident) => incident.end === "died" || incident.kind === "model_restored";
 
 // Signs of deaths and moves; signs at the same place are one.
 function signs(sx, x0, x1, y0, y1) {
@@ -106,7 +106,7 @@ function signs(sx, x0, x1, y0, y1) {
     const x = sx(incident.time);
     if (x === null || x < x0 || x > x1) continue;
     const place = Math.round(x / 6);
-    if (MARKS[incident.kind] || !groups.has(place)) groups.set(place, { x, kind: MARKS[incident.kind] || "other" });
+    if (isFatal(incident) || !groups.has(place)) groups.set(place, { x, kind: isFatal(incident) ? "fatal" : "other" });
   }
   return [...groups.values()].map(({ x, kind }) => svg("g", { class: `mark ${kind}` },
     svg("line", { x1: x, x2: x, y1: y0, y2: y1 }),

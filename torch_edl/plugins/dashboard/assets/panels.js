@@ -192,12 +192,12 @@ function time(data) {
 
 function died(data) {
   const question = "Who died, and what did it cost?";
-  const losses = data.incidents.filter((i) => ["lost", "restored", "master"].includes(i.kind));
-  const preempted = data.incidents.filter((i) => i.kind === "preempted").length;
-  const moved = preempted ? `${count(preempted, "process")} ${preempted === 1 ? "was" : "were"} preempted` : "";
+  const losses = data.incidents.filter(isFatal);
+  const taken = data.incidents.filter((i) => i.end === "taken").length;
+  const moved = taken ? `${count(taken, "process")} ${taken === 1 ? "was" : "were"} taken away` : "";
   const again = data.status.rolled_back?.records || 0;
-  const masters = losses.filter((i) => i.kind === "master").length;
-  const named = new Set(losses.filter((i) => i.process && i.kind !== "master").map((i) => i.process)).size;
+  const masters = losses.filter((i) => i.kind === "master_restarted").length;
+  const named = new Set(losses.filter((i) => i.process && i.kind !== "master_restarted").map((i) => i.process)).size;
   const deaths = Math.max(data.deaths, named) + masters;
   if (!deaths) {
     return { question, tone: "good", head: "Nobody died", lines: [moved, `No record is ${work(data)[0]} again`] };
@@ -248,11 +248,11 @@ function drawCosts(data) {
   redraw(byId("cost-table"), rows.length
     ? table("What failures and moves cost", ["time", "process", "what happened", ">noticed after",
       ">without a step", ">replaced after", ">trained again"], rows.map((i) => [
-      clock(i.time), [i.process || "model", "strong"], [i.text, i.kind === "lost" || i.kind === "restored" ? "what bad-text" : "what"],
-      i.noticed_s === null ? (i.kind === "lost" ? "at once" : "") : span(i.noticed_s),
+      clock(i.time), [i.process || "model", "strong"], [i.text, isFatal(i) ? "what bad-text" : "what"],
+      i.noticed_s === null ? (i.end ? "at once" : "") : span(i.noticed_s),
       i.stalled_s === null ? (i.stands ? (data.over ? "no step followed" : "not over yet") : "") : span(i.stalled_s),
       i.replaced_s === null ? "" : span(i.replaced_s),
-      i.again ? count(i.again, "record") : i.kind === "lost" ? "none" : ""]), { class: "stack" })
+      i.again ? count(i.again, "record") : i.end ? "none" : ""]), { class: "stack" })
     : el("p", { class: "empty" }, "Nothing failed or moved"));
 }
 

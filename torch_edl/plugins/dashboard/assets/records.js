@@ -1,14 +1,10 @@
 "use strict";
 // Events with filters, and the logs of processes.
 
-const KIND_TEXTS = { lost: "deaths", preempted: "preemptions", slow: "slow processes", restored: "restores", move: "moves of the model", join: "joins",
-  left: "departures", ring: "new rings of workers", evaluation: "evaluations", epoch: "epochs", checkpoint: "checkpoints",
-  master: "master restarts", fault: "injected faults", chaos: "chaos", scaled: "changes of the number of processes", waiting: "waits for processes",
-  end: "end of the job", process: "other events of a process", repaired: "repaired servers", other: "other events" };
 const MOST_SHOWN = 300;
 // They come again and again, and would bury the deaths.
-const ROUTINE = ["evaluation", "epoch", "checkpoint"];
-const isRoutine = (event) => event.level === "info" && ROUTINE.includes(event.kind);
+const ROUTINE = ["model_evaluated", "epoch_done", "checkpoint_written"];
+const isRoutine = (event) => ROUTINE.includes(event.kind);
 
 const filters = {
   get level() { return byId("level").value; },
@@ -62,7 +58,7 @@ function drawEvents(data) {
   if (changed("kinds", kinds)) {
     const select = byId("kind"), chosen = select.value;
     select.replaceChildren(el("option", { value: "main" }, "all but evaluations, epochs, checkpoints"), el("option", { value: "" }, "all"), ...kinds.map(([kind, n]) =>
-      el("option", { value: kind }, `${KIND_TEXTS[kind] || kind} (${whole(n)})`)));
+      el("option", { value: kind }, `${kind.replaceAll("_", " ")} (${whole(n)})`)));
     select.value = chosen;
   }
   const hidden = ROUTINE.reduce((sum, kind) => sum + (data.kinds[kind] || 0), 0), routine = byId("routine");

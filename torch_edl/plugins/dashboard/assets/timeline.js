@@ -4,6 +4,8 @@
 const LANE = 22, BAR = 14, AXIS = 24;
 // States differ by form as well as by colour.
 const THIN = ["starting", "leaving"];
+// Its lane has a sign of its own.
+const isDeath = (incident) => incident.end === "died" && incident.kind.endsWith("_lost");
 const STATES = {
   "worker running": ["worker", "worker"],
   "ps running": ["ps", "parameter server"],
@@ -95,7 +97,7 @@ class Timeline {
       parts.push(svg("line", { class: "ring", x1: sx(time), x2: sx(time), y1: 0, y2: height - AXIS },
         svg("title", null, `${clock(time)} ${text}`)));
     }
-    for (const mark of data.incidents.filter((i) => i.kind !== "lost" && i.time >= from)) {
+    for (const mark of data.incidents.filter((i) => !isDeath(i) && i.time >= from)) {
       parts.push(svg("line", { class: "sign", x1: sx(mark.time), x2: sx(mark.time), y1: 0, y2: height - AXIS },
         svg("title", null, `${clock(mark.time)} ${mark.text}`)));
     }
@@ -122,7 +124,7 @@ class Timeline {
   }
 
   explain(rows, dead, data) {
-    const signs = data.incidents.some((i) => i.kind !== "lost"), rings = data.rings.length > 0;
+    const signs = data.incidents.some((i) => !isDeath(i)), rings = data.rings.length > 0;
     const present = new Set(rows.flatMap((r) => r[1].map(([, state]) => stateOf(state)[0])));
     const waits = rows.some((r) => r[5].length);
     if (!changed("legend", [...present], dead > 0, signs, rings, waits)) return;
@@ -131,7 +133,7 @@ class Timeline {
     waits ? el("li", { class: "key waits-key" }, "a worker that makes no step") : "",
     dead ? el("li", { class: "key cross-key" }, "died") : "",
     rings ? el("li", { class: "key ring-key" }, "a new ring of workers") : "",
-    signs ? el("li", { class: "key mark-key" }, "preemption, move, restore or restart") : "");
+    signs ? el("li", { class: "key mark-key" }, "move, restore, restart or a process taken away") : "");
   }
 
   lane([name, segments, end, exit, died, waits], y, fill) {

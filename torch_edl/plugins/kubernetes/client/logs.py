@@ -199,7 +199,11 @@ class _Logs:
             status = self.job.ask(pb.GetStatusRequest(events_after=self._events_after))
         except EdlError:  # the master is gone; its log tells how it ended
             return
-        events = [each for each in status.events if each.sequence > self._events_after]
+        events = [
+            each
+            for each in status.events
+            if each.sequence > self._events_after and each.level != "debug"
+        ]
         if self.query.tail is not None and not self._events_after:
             events = events[len(events) - min(self.query.tail, len(events)) :]
         for event in status.events:

@@ -17,12 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.node.orders import Key, Nodes, Orders
 from torch_edl.processes.launcher import (
     Known,
     Launcher,
-    MachineJoined,
-    MachineLeft,
     ProcessEvent,
     ProcessExit,
     ProcessNotStarted,

@@ -15,10 +15,10 @@ from torch_edl.plugins.kubernetes import names
 
 # All annotations of an object together have 256 KiB, of which the status takes 16.
 MAX_BYTES = 64 * 1024
-# Every second curve point is removed down to this number, then every second line of a process.
+# Every second curve point is removed down to this number.
 _LEAST_POINTS = 100
 # Older events are removed, until the events take at most this part of the size.
-_EVENTS, _EVENTS_PART = 1000, 4
+_EVENTS, _EVENTS_PART = 4000, 2
 _EVENT = b'{"sequence": '
 _MOST_READ_BYTES = 1 << 26
 
