@@ -7,6 +7,11 @@ of a division is spread over all parts instead of being a part of its own.
 
 from __future__ import annotations
 
+CUTS = 3
+"""Version of the rules that cut data into tasks and minibatches, and shuffle them
+(``torch_edl/data/shuffle.py``). A checkpoint names records by their positions, so it cannot be
+continued with other rules."""
+
 
 def even_cuts(records: int, parts: int) -> list[int]:
     """Return the offsets that cut some records into parts whose sizes differ by at most one: 0, the

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from torch_edl.data.cuts import even_cuts, minibatch_cuts
+from torch_edl.data.cuts import CUTS, even_cuts, minibatch_cuts
 from torch_edl.errors import UsageError
 
 Span = tuple[int, int]
@@ -98,6 +98,7 @@ class Pass:
             "shuffle": self.shuffle,
             "seed": self.seed,
             "files": self.files,
+            "cuts": CUTS,
             "samples": self.samples,
         }
         if self.files and self.shuffle:

@@ -13,29 +13,30 @@ from typing import Any
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.data.cuts import CUTS
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
-# Version of the rules that cut data into tasks and minibatches (torch_edl/data/cuts.py).
-_CUTS = 2
-
-# Options on which others depend come first, since the first difference is reported.
+# Values of an identity in messages, as options of a model file. Options on which others depend come
+# first, since the first difference is reported.
 _OPTIONS = {
     "batch_size": "--batch-size {}",
     "local_steps": "--local-steps {}",
     "records_per_task": "--records-per-task {}",
     "seed": "--seed {}",
-    "shuffle": "shuffle {}",
+    "shuffle": "shuffle {!r}",
 }
 
-# Parts of an identity in messages, in the form of arguments of ``job.loader`` if possible.
-_WORDS = {
+# Values of an identity in messages, as arguments of ``job.loader`` if possible.
+_ARGUMENTS = {
+    "cuts": "version {} of the rules that cut and shuffle data",
     "records": "{:,} records",
     "batch_size": "batch_size={}",
     "records_per_task": "{:,} records a task",
     "shuffle": "shuffle={!r}",
     "seed": "seed={}",
     "epochs": "epochs={}",
+    "files": "data files {} (digest of names, record counts and contents)",
 }
 
 SAME_SAMPLES = (
@@ -144,14 +145,12 @@ def check_options(config: JobConfig, path: Path, then: Mapping[str, Any]) -> Non
     Args:
         then: ``data`` of the manifest.
     """
-    if then.get("cuts") != _CUTS:
+    if then.get("cuts") != CUTS:
         raise UsageError(
             f"--resume {path}: another version of torch-edl made it, which cut the data into other "
             f"tasks and minibatches; {_afresh(path)}"
         )
-    now = identity(config, ())
-    options = (key for key in _OPTIONS if then.get(key) != now[key])
-    differs = next(((_OPTIONS[key].format(then.get(key)), now[key]) for key in options), None)
+    differs = difference(then, identity(config, ()), _OPTIONS)
     if differs is not None:
         raise _differs(path, differs)
 
@@ -251,7 +250,7 @@ def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dic
     made = {
         "shards": [[s.name, s.records] for s in shards],
         "contents": [[s.size, s.mtime_ns, s.fingerprint] for s in shards],
-        "cuts": _CUTS,
+        "cuts": CUTS,
         "records_per_task": config.records_per_task,
         "batch_size": config.data.batch_size,
         "local_steps": config.train.local_steps,
@@ -261,7 +260,7 @@ def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dic
     return made | {"files": files} if config.kind == "script" else made
 
 
-def _differs(path: Path, differs: tuple[str, Any]) -> UsageError:
+def _differs(path: Path, differs: tuple[str, str]) -> UsageError:
     return UsageError(
         f"--resume {path}: it was made with {differs[0]}, now it is {differs[1]}; use the same, or "
         "start afresh with another --checkpoint-dir"
@@ -279,23 +278,27 @@ def digest(shards: Sequence[Shard]) -> str:
     order, and of the rules that cut them. Modification times are ignored, since other machines may
     have copies."""
     files = [[s.name, s.records, s.size, s.fingerprint] for s in shards]
-    text = json.dumps([_CUTS, files])
+    text = json.dumps([CUTS, files])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+def difference(
+    then: Mapping[str, Any], now: Mapping[str, Any], words: Mapping[str, str] = _ARGUMENTS
+) -> tuple[str, str] | None:
     """Return the first difference of two identities as two texts; None: they do not differ.
 
-    Parts that only one identity has are ignored, since an earlier version did not store them.
+    A value that only one identity has is ignored: some are unknown, or belong to other strategies.
+
+    Args:
+        words: formats of the values to compare, in the order of the comparison.
     """
-    for name in [*_WORDS, "files"]:
+    if "cuts" in now:
+        then = {"cuts": 2, **then}  # rings store the version since the third
+    for name, text in words.items():
         if name in then and name in now and then[name] != now[name]:
-            return _in_words(name, then[name]), _in_words(name, now[name])
+            return _in_words(text, then[name]), _in_words(text, now[name])
     return None
 
 
-def _in_words(name: str, value: Any) -> str:
-    if name == "files":
-        named = f"data files {value} (digest of names, record counts and contents)"
-        return named if value else "no data files"
-    return _WORDS[name].format(bool(value) if name == "shuffle" else value)
+def _in_words(text: str, value: Any) -> str:
+    return text.format(value) if value != "" else "no data files"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from torch_edl.data.cuts import task_end
+from torch_edl.data.shuffle import Permutation
 from torch_edl.data.sources import Records, Source, concat, cut, take
 from torch_edl.data.task_space import Piece, Shard, Task, TaskSpace
 from torch_edl.errors import DataError
@@ -104,9 +102,8 @@ class TaskReader:
         # job can continue with the remaining records.
         count = self.source(task.shard).count
         end = max(task.end, task_end(task.start, count, self._records_per_task))
-        digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
-        random = np.random.default_rng(int.from_bytes(digest, "little"))
-        return end, random.permutation(end - task.start)[: task.end - task.start]
+        order = Permutation(end - task.start, seed, "records", task.id)
+        return end, order.span(0, task.end - task.start)
 
 
 class TaskRecords:

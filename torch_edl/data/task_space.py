@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_edl.data.cuts import minibatch_cuts, task_end, tasks_of
+from torch_edl.data.shuffle import Permutation
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
     from torch_edl.interfaces.source import Source
-
-_FEISTEL_ROUNDS = 6
-_MASK = (1 << 64) - 1
 
 Piece = tuple[int, int, int]
 """Number of a task, offset of the first record in it, and offset after the last record."""
@@ -76,53 +74,6 @@ class Task:
     def records(self) -> int:
         """Number of records."""
         return self.end - self.start
-
-
-class Permutation:
-    """A permutation of [0, size), as a pure function of (seed, epoch) that needs no memory.
-
-    A Feistel network permutes [0, 2^k) for any round function. Walking its cycles until a number is
-    below ``size`` restricts the permutation to [0, size) (Black and Rogaway, Ciphers with Arbitrary
-    Finite Domains, 2002). 2^k is at most 4 * size, so a walk takes at most four steps on average.
-    """
-
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
-        self.size = size
-        self._half = max(1, (max(0, size - 1).bit_length() + 1) // 2)
-        self._low = (1 << self._half) - 1
-        key = _mix((seed & _MASK) + 0x9E3779B97F4A7C15)
-        key = _mix(key ^ (epoch + 1))
-        self._keys = []
-        for _ in range(_FEISTEL_ROUNDS):
-            key = _mix((key + 0x9E3779B97F4A7C15) & _MASK)
-            self._keys.append(key)
-
-    def forward(self, value: int) -> int:
-        """Return the number at position ``value``; 0 <= value < size."""
-        while True:
-            left, right = value >> self._half, value & self._low
-            for key in self._keys:
-                left, right = right, left ^ (_mix(right ^ key) & self._low)
-            value = (left << self._half) | right
-            if value < self.size:
-                return value
-
-    def inverse(self, value: int) -> int:
-        """Return the position of the number ``value``; 0 <= value < size."""
-        while True:
-            left, right = value >> self._half, value & self._low
-            for key in reversed(self._keys):
-                left, right = right ^ (_mix(left ^ key) & self._low), left
-            value = (left << self._half) | right
-            if value < self.size:
-                return value
-
-
-def _mix(value: int) -> int:
-    """Return the finalizer of splitmix64: each input bit changes half of the output bits."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)
 
 
 class TaskSpace:
@@ -286,7 +237,7 @@ class TaskSpace:
         shard that is not full."""
         order = self._orders.get(epoch)
         if order is None:
-            permutation = Permutation(self.tasks_per_epoch, self.seed, epoch)
+            permutation = Permutation(self.tasks_per_epoch, self.seed, "tasks", epoch)
             place = permutation.inverse if self.shuffle else int
             uneven = sorted((place(index), records) for index, records in self._uneven.items())
             order = (permutation, uneven)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import os
 from collections import deque
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.passes import Pass, Span
 from torch_edl.data.resuming import digest
+from torch_edl.data.shuffle import Permutation
 from torch_edl.data.sources import Source, as_table, expand, of_each, open_source, parts, take
 from torch_edl.data.task_reader import TaskReader, TaskRecords, named
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -26,6 +26,7 @@ from torch_edl.pytorch.sample_digest import sample_digest
 
 # Number of minibatches in a block of a shuffled file; see TaskReader.
 _BATCHES_PER_TASK = 32
+_SHUFFLED_AT_ONCE = 1 << 14  # indices that are computed at once, in 3 ms
 
 
 class Order:
@@ -38,8 +39,7 @@ class Order:
     def __init__(self, data: Pass, number: int) -> None:
         self._data = data
         self._number = number
-        self._epoch = -1
-        self._indices = np.empty(0, np.int64)
+        self._shuffled = (0, np.empty(0, np.int64))  # position in the pass, indices from there on
 
     def indices(self, span: Span) -> list[int]:
         """Return the indices at the positions of a span, which must lie in one epoch."""
@@ -47,15 +47,12 @@ class Order:
         epoch, start = divmod(first, self._data.records)
         if not self._data.shuffle:
             return list(range(start, start + last - first))
-        if epoch != self._epoch:
-            # 8 bytes per record, as in torch's RandomSampler.
-            generator = torch.Generator()
-            text = f"{self._data.seed}/{self._number}/{epoch}".encode()
-            digest = hashlib.blake2b(text, digest_size=8).digest()
-            generator.manual_seed(int.from_bytes(digest, "little"))
-            self._indices = torch.randperm(self._data.records, generator=generator).numpy()
-            self._epoch = epoch
-        indices: list[int] = self._indices[start : start + last - first].tolist()
+        at, shuffled = self._shuffled
+        if not at <= first <= last <= at + len(shuffled):
+            order = Permutation(self._data.records, self._data.seed, self._number, epoch)
+            end = min(self._data.records, start + max(_SHUFFLED_AT_ONCE, last - first))
+            at, shuffled = self._shuffled = first, order.span(start, end)
+        indices: list[int] = shuffled[first - at : last - at].tolist()
         return indices
 
 

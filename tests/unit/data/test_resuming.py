@@ -9,11 +9,14 @@ import pytest
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.cuts import CUTS
+from torch_edl.data.passes import Pass
 from torch_edl.data.resuming import (
     check_data,
     check_extent,
     check_options,
     continued,
+    difference,
     identity,
     records_of,
 )
@@ -42,8 +45,8 @@ def test_other_data_is_named(shards, text):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"batch_size": 8}, "--batch-size 4, now it is 8"),
-        ({"records_per_task": 64}, "--records-per-task 128, now it is 64"),
+        ({"batch_size": 8}, "--batch-size 4, now it is --batch-size 8"),
+        ({"records_per_task": 64}, "--records-per-task 128, now it is --records-per-task 64"),
         ({"shuffle": False}, "shuffle True"),
     ],
 )
@@ -214,7 +217,17 @@ def test_a_stream_and_data_with_an_end_do_not_continue_from_each_other():
 
 
 def test_options_and_extent_are_compared_before_anything_is_started():
-    with pytest.raises(UsageError, match="--batch-size 8, now it is 4"):
+    with pytest.raises(UsageError, match="--batch-size 8, now it is --batch-size 4"):
         resumed("ps", "auto", ALONE, data=THEN | {"batch_size": 8})
     with pytest.raises(UsageError, match=r"up to epoch 2.*\(--epochs 1\)"):
         resumed("ps", "auto", ALONE, watermarks=Watermarks(4))
+
+
+def test_a_script_does_not_continue_in_the_order_of_another_version():
+    now = Pass(records=100, batch_size=4, shuffle=True).identity
+    assert difference(now, now) is None
+    rules = "version {} of the rules that cut and shuffle data"
+    for then, version in (({**now, "cuts": 1}, 1), ({**now, "cuts": 2}, 2)):
+        assert difference(then, now) == (rules.format(version), rules.format(CUTS))
+    del then["cuts"]  # as rings stored it before the third version
+    assert difference(then, now) == (rules.format(2), rules.format(CUTS))
