@@ -12,9 +12,11 @@ import contextlib
 import json as python_json
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json
@@ -82,15 +84,13 @@ class JsonLinesSource(LineSource):
             str(text, "utf-8")
         except UnicodeDecodeError as error:
             raise MalformedError(f"text that is not UTF-8: {error.reason}") from error
-        rows = self.rows(text, True)
-        for row in np.flatnonzero(_is_doubtful(text, rows)):
-            line = bytes(text[rows.starts[row] : rows.ends[row]]).strip(_BLANKS)
-            line = line.removeprefix(_BOM)
-            if not (line.startswith(b"{") and line.endswith(b"}")):
-                shown = line[:40].decode(errors="replace")
-                raise MalformedError(f"expected one JSON object per line, and found: {shown}")
-            if _depth(line) > MAX_DEPTH:
-                raise MalformedError(f"more than {MAX_DEPTH} objects and arrays within each other")
+        for _, reason in _wrong_lines(text, self.rows(text, True)):
+            raise MalformedError(reason)
+
+    def malformed(self, text: bytes | memoryview, rows: Rows) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(rows), dtype=bool)
+        found[[row for row, _ in _wrong_lines(text, rows)]] = True
+        return found
 
 
 def _read(text: bytes | memoryview, schema: Any, unexpected: str) -> Any:
@@ -102,16 +102,23 @@ def _read(text: bytes | memoryview, schema: Any, unexpected: str) -> Any:
     )
 
 
-def _is_doubtful(text: bytes | memoryview, rows: Rows) -> Any:
-    """Return True for each line without a brace at its start and end, and for each line with so
-    many brackets that objects and arrays may be nested too deeply."""
+def _wrong_lines(text: bytes | memoryview, rows: Rows) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line that is no object, or is nested too deeply, with the reason."""
     data = np.frombuffer(text, dtype=np.uint8)
     last = rows.ends - 1
     for end in b"\n\r":
         last = last - (data[last] == end)
     brackets = (data | 0x20) == ord("{")  # 0x20 maps [ to {
-    many = np.add.reduceat(brackets, rows.starts, dtype=np.int32) > MAX_DEPTH
-    return many | (data[rows.starts] != ord("{")) | (data[last] != ord("}"))
+    # Few lines begin or end with blanks or have this many brackets; only those are examined.
+    doubtful = np.add.reduceat(brackets, rows.starts, dtype=np.int32) > MAX_DEPTH
+    doubtful |= (data[rows.starts] != ord("{")) | (data[last] != ord("}"))
+    for row in np.flatnonzero(doubtful).tolist():
+        line = bytes(text[rows.starts[row] : rows.ends[row]]).strip(_BLANKS).removeprefix(_BOM)
+        if not (line.startswith(b"{") and line.endswith(b"}")):
+            shown = line[:40].decode(errors="replace")
+            yield row, f"expected one JSON object per line, and found: {shown}"
+        elif _depth(line) > MAX_DEPTH:
+            yield row, f"more than {MAX_DEPTH} objects and arrays within each other"
 
 
 def _depth(text: bytes) -> int:

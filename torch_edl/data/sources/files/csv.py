@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
@@ -18,6 +19,7 @@ from torch_edl.data.sources.data_file import DataFile
 from torch_edl.data.sources.files import lines
 from torch_edl.data.sources.files.blocks import growing
 from torch_edl.data.sources.files.lines import LineSource, MalformedError, MixedTypesError
+from torch_edl.data.sources.files.rows import Rows, field_counts
 from torch_edl.errors import DataError
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() rejects longer texts
@@ -106,6 +108,9 @@ class CsvSource(LineSource):
             return rows
         fields = [self._inferred(text, rows.field(name), rows[name]) for name in self._names]
         return pa.table(rows.columns, schema=pa.schema(fields))
+
+    def malformed(self, text: bytes | memoryview, rows: Rows) -> npt.NDArray[np.bool_]:
+        return np.not_equal(field_counts(text, rows, self.delimiter), len(self._names))
 
     def merge(self, before: Any, found: Any) -> Any:
         return pa.schema([_join(a, b) for a, b in zip(before, found, strict=True)])

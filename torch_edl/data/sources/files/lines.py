@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
 from torch_edl.data.sources.data_file import DataFile
-from torch_edl.data.sources.files.blocks import BlockSource, Gathered, Index, growing
+from torch_edl.data.sources.files.blocks import BlockSource, Index, growing
 from torch_edl.data.sources.files.rows import Rows, find_rows
 from torch_edl.errors import DataError
 from torch_edl.interfaces import Records
@@ -87,14 +88,26 @@ class LineSource(BlockSource):
     def prepare(self, details: dict[str, Any]) -> None:
         serialized = base64.b64decode(details["schema"])
         self.schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+        left_out = np.frombuffer(base64.b64decode(details["left_out"]), dtype="<i8")
+        self._left_out = left_out.reshape(-1, 2)
+
+    def malformed(self, text: bytes | memoryview, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return True for each record that is seen to be malformed without parsing it."""
+        return np.zeros(len(rows), dtype=bool)
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         text = file.view_at(offset, length)
+        first, last = np.searchsorted(self._left_out[:, 0], (offset, offset + length))
+        places = self._left_out[first:last] - offset
+        whole: bytes | memoryview = text
+        if len(places):
+            ends = zip([0, *places[:, 1].tolist()], [*places[:, 0].tolist(), length], strict=True)
+            whole = b"".join(text[start:end] for start, end in ends)
         try:
-            return self._parse(text, self.schema, count)
+            return self._parse(whole, self.schema, count)
         except MalformedError as error:
-            rows = self.rows(text, True)
-            self._sound(file, offset, text, rows, self._check, skip=False)
+            if not len(places):
+                self._sound(file, offset, text, self.rows(text, True), self._check)
             raise DataError(file.path, str(error), offset) from error
 
     def _check(self, text: bytes | memoryview, count: int) -> None:
@@ -117,6 +130,9 @@ class LineSource(BlockSource):
         if file.read_at(0, min(4, file.size)).startswith(_COMPRESSED):
             raise DataError(file.path, "is compressed and cannot be read by index; unpack it first")
         start, schema = self.header(file)
+        parses_all = self.skip_damaged or file.size <= SAMPLE_BYTES
+        blocks: list[tuple[int, int, int]] = []
+        left_out: list[tuple[int, int]] = []
         damaged = 0
 
         def add(text: bytes | memoryview, count: int) -> None:
@@ -124,33 +140,36 @@ class LineSource(BlockSource):
             found = self._parse(text, None, count).schema
             schema = self.merge(schema, found)
 
-        gathered = Gathered(self.block_bytes // 2)
-        parses_all = self.skip_damaged or file.size <= SAMPLE_BYTES
         for offset, text, rows in self._row_blocks(file, start):
             if rows is None:
                 damaged += 1
                 break
-            parts = [(0, len(rows))]
+            sound = np.ones(len(rows), dtype=bool)
             if parses_all:
-                parts = self._sound(file, offset, text, rows, add, skip=self.skip_damaged)
-            for first, last in parts:
-                begin, end = rows.span(first, last)
-                gathered.add(offset + begin, offset + end, last - first)
-            damaged += len(rows) - sum(last - first for first, last in parts)
-        index = gathered.index(damaged)
+                sound = self._sound(file, offset, text, rows, add, skip=self.skip_damaged)
+            for row in np.flatnonzero(~sound).tolist():
+                begin, end = rows.span(row, row + 1)
+                left_out.append((offset + begin, offset + end))
+            blocks.append((offset, rows.end, int(sound.sum())))
+        damaged += len(left_out)
         if not parses_all:
-            for offset, length, _ in _spread(index.blocks.tolist(), self.block_bytes):
+            for offset, length, _ in _spread(blocks, self.block_bytes):
                 text = file.read_at(offset, length)
-                self._sound(file, offset, text, self.rows(text, True), add, skip=False)
+                self._sound(file, offset, text, self.rows(text, True), add)
             schema = pa.schema([(field.name, _not_null(field.type)) for field in schema])
         try:
             schema = self.finish(schema)
         except MixedTypesError as error:
             raise DataError(file.path, str(error)) from error
-        if len(index.blocks) and not schema.names:
+        if any(count for _, _, count in blocks) and not schema.names:
             raise DataError(file.path, "no record has a field", start)
-        serialized = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        return Index(index.blocks, damaged, {"schema": serialized})
+        places = np.array(left_out, dtype="<i8")
+        return Index.of(
+            blocks,
+            damaged,
+            schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+            left_out=base64.b64encode(places.tobytes()).decode(),
+        )
 
     def _row_blocks(
         self, file: DataFile, start: int
@@ -186,34 +205,37 @@ class LineSource(BlockSource):
         rows: Rows,
         check: Callable[[bytes | memoryview, int], None],
         *,
-        skip: bool,
-    ) -> list[tuple[int, int]]:
-        """Return the ranges of records that pass a check: those of the whole text, or else of
-        smaller and smaller halves of it.
+        skip: bool = False,
+    ) -> npt.NDArray[np.bool_]:
+        """Return True for each record that passes a check. The whole text is checked first, then
+        smaller and smaller parts of it; with ``skip`` without records that need no parser to be
+        malformed.
 
         Args:
             check: function of whole rows and their number of records.
             skip: leave out single records that are malformed, instead of raising DataError.
         """
-        found: list[tuple[int, int]] = []
-        open_ranges = [(0, len(rows))] if len(rows) else []
-        while open_ranges:
-            first, last = open_ranges.pop()
-            begin, end = rows.span(first, last)
+        sound = np.ones(len(rows), dtype=bool)
+        parts = [np.arange(len(rows))] if len(rows) else []
+        is_whole = True
+        while parts:
+            part = parts.pop()
             try:
-                check(text[begin:end], last - first)
+                check(_joined(text, rows, part), len(part))
             except MalformedError as error:
-                if last - first > 1:
-                    middle = (first + last) // 2
-                    open_ranges += [(middle, last), (first, middle)]
-                    continue
-                place = offset + int(rows.starts[first])
-                if not skip or isinstance(error, MixedTypesError):
-                    raise self._named(file, place, error) from error
-                log.debug("left out: %s at byte %d: %s", file.path, place, error)
-                continue
-            found.append((first, last))
-        return found
+                if is_whole and skip:
+                    sound = ~self.malformed(text, rows)
+                    parts = [np.flatnonzero(sound)] if sound.any() else []
+                elif len(part) > 1:
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                else:
+                    place = offset + int(rows.starts[part[0]])
+                    if not skip or isinstance(error, MixedTypesError):
+                        raise self._named(file, place, error) from error
+                    sound[part] = False
+            is_whole = False
+        return sound
 
     def _named(self, file: DataFile, offset: int, error: MalformedError) -> DataError:
         """Return the error of the record at ``offset``, with its line in a local file."""
@@ -225,7 +247,19 @@ class LineSource(BlockSource):
         return DataError(file.path, f"line {lines:,}: {error}", offset)
 
 
-def _spread(blocks: Sequence[list[int]], block_bytes: int) -> list[list[int]]:
+def _joined(
+    text: bytes | memoryview, rows: Rows, part: npt.NDArray[np.int64]
+) -> bytes | memoryview:
+    """Return the text of some records, in order."""
+    first, last = int(part[0]), int(part[-1]) + 1
+    if last - first == len(part):
+        begin, end = rows.span(first, last)
+        return text[begin:end]
+    spans = (rows.span(row, row + 1) for row in part.tolist())
+    return b"".join(text[begin:end] for begin, end in spans)
+
+
+def _spread(blocks: Sequence[tuple[int, int, int]], block_bytes: int) -> list[tuple[int, int, int]]:
     """Return blocks of about ``SAMPLE_BYTES`` in all, at equal distances from the first block to
     the last."""
     many = max(2, SAMPLE_BYTES // block_bytes)

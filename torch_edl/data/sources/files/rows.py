@@ -74,6 +74,16 @@ def find_rows(
     return Rows(starts[full], ends[full], end, unclosed)
 
 
+def field_counts(text: bytes | memoryview, rows: Rows, delimiter: bytes) -> npt.NDArray[np.int64]:
+    """Return the number of fields of each record of CSV."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    delimiters = np.flatnonzero(data == ord(delimiter))
+    within = np.searchsorted(_quotes(data, ord(delimiter)), delimiters) % 2
+    delimiters = delimiters[within == 0]
+    first, last = (np.searchsorted(delimiters, at) for at in (rows.starts, rows.ends))
+    return (last - first + 1).astype(np.int64)
+
+
 def _with_returns(
     data: npt.NDArray[np.uint8], newlines: npt.NDArray[np.int64], whole: bool
 ) -> npt.NDArray[np.int64]:

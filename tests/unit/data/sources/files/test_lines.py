@@ -165,14 +165,39 @@ def test_a_small_file_is_parsed_when_it_is_opened(
             open_source(str(path))
 
 
-def test_many_malformed_records_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockSource, "block_bytes", 1 << 20)
-    path = tmp_path / "a.csv"
-    rows = "".join(f"{i},1\n" if i % 3 else f"{i}\n" for i in range(3000))
-    path.write_text("a,b\n" + rows)
+@pytest.mark.parametrize("block", [40, 1 << 20])
+@pytest.mark.parametrize(
+    ("name", "head", "good", "bad"),
+    [
+        ("a.csv", "a,b\n", '{i},"x,\n"\n', "{i}\n\n"),
+        ("b.csv", "a,b\n", "{i},x\n", "{i},x,y\n"),
+        ("a.jsonl", "", '{{"a": {i}}}\n', '{{"a": {i}, "b": [\n'),
+        ("b.jsonl", "", '{{"a": {i}}}\n', '{{"a": tru}}\n'),
+        ("a.svm", "# x\n", "{i} 1:2\n", "{i} 1:x\n# y\n"),
+    ],
+)
+def test_many_malformed_records_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str, good: str, bad: str,
+    block: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(BlockSource, "block_bytes", block)
+    path = tmp_path / name
+    rows = [(good if i % 3 else bad).format(i=i) for i in range(900)]
+    path.write_text(head + "".join(rows))
     source = open_source(str(path), skip_damaged=True)
-    assert (source.count, source.damaged) == (2000, 1000)
-    assert column(source.read(0, 2000), "a") == [i for i in range(3000) if i % 3]
+    assert (source.count, source.damaged) == (600, 300)
+    key = "label" if name == "a.svm" else "a"
+    expected = [i for i in range(900) if i % 3]
+    assert column(source.read(0, 600), key) == expected
+    assert column(source.read(17, 33), key) == expected[17:33]
+
+
+def test_a_block_of_malformed_records_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 30 + "1\n" * 300 + "1,2\n" + "1\n1,2\n")
+    source = open_source(str(path), skip_damaged=True)
+    assert (source.count, source.damaged) == (32, 301)
+    assert len(source.read(0, 32)) == 32
 
 
 @pytest.mark.parametrize(
