@@ -54,7 +54,7 @@ MAX_BLOCK_RECORDS = 2**31 - 1
 the size of the block, since a column of nulls takes no bytes."""
 
 _BYTES_OVERHEAD = 64  # memory of a ``bytes`` object in a list, without its content
-_INDEX_VERSION = 6  # increased when a change makes existing indexes invalid
+_INDEX_VERSION = 7  # increased when a change makes existing indexes invalid
 
 Key = tuple[int, int]
 """Number of the source, and number of the block."""
