@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
@@ -47,6 +48,9 @@ class Permutation:
 
     def span(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """Return the numbers at the positions ``first .. last - 1``; a million take 0.2 s."""
+        # Imported here, since the master needs no arrays.
+        import numpy as np
+
         values = self._step(np.arange(first, last, dtype=np.uint64))
         while len(outside := np.flatnonzero(values >= self.size)):
             values[outside] = self._step(values[outside])
