@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.jobs import JobSpec, World
+from benchmarks.cluster.jobs import World
 from benchmarks.cluster.machines import PENDING, RUNNING, Machine, Pod
+from benchmarks.cluster.spec import JobSpec
 from benchmarks.report import report
 
 DAY_S = 86_400.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.machines import RUNNING, Clock, End, Kubelets, Machine, Pod
 from benchmarks.cluster.scheduler import Scheduler
+from benchmarks.cluster.spec import JobSpec
 from benchmarks.cluster.usage import Meter, Usage
 from benchmarks.cluster.workers import BATCH_SIZE, Watermarks, Worker
 from master.runtime.clock import of_notes, of_ticks
@@ -35,33 +35,6 @@ _LONG_POLL_S = 2.0  # how long the service lets a call wait
 _FILES = 16  # files of the records
 # Of the workers; and of master and servers, which nothing else preempts.
 _PRIORITY, _RESERVED_PRIORITY = 10, 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """What a job asks for: a CPU for each process."""
-
-    name: str
-    records: int
-    records_per_s: float
-    """Records that one worker trains in a second."""
-    max_workers: int
-    min_workers: int = 1
-    servers: int = 4
-    records_per_task: int = 2048
-    gang: bool = False
-    """Nothing of it is placed before all of it fits."""
-    heartbeat_s: float = 1.0
-    tick_s: float = 0.1
-    """Seconds between two rounds of the loop of the master."""
-    keeps_state: bool = False
-    """The master notes its state as often as with a store."""
-    seed: int = 0
-
-    @property
-    def cpus(self) -> int:
-        """Number of CPUs of the whole job."""
-        return 1 + self.servers + self.max_workers
 
 
 class TrainingJob:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.jobs import JobSpec, World
+from benchmarks.cluster.jobs import World
 from benchmarks.cluster.machines import Clock, Machine
 from benchmarks.cluster.scheduler import Scheduler
+from benchmarks.cluster.spec import JobSpec
 from benchmarks.cluster.usage import bytes_of
 from benchmarks.report import report
 

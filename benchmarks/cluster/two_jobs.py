@@ -14,8 +14,9 @@ import argparse
 from typing import Any
 
 from benchmarks.cluster import plots
-from benchmarks.cluster.jobs import JobSpec, TrainingJob, World
+from benchmarks.cluster.jobs import TrainingJob, World
 from benchmarks.cluster.machines import Machine
+from benchmarks.cluster.spec import JobSpec
 from benchmarks.report import report
 
 CPUS, MACHINES = 320, 10

@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any, Protocol
 
-from benchmarks.cluster.machines import Event, Pod
+from benchmarks.cluster.machines import Clock, Event, Pod
+from benchmarks.cluster.spec import JobSpec
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import AHEAD_S, TaskDuration
 from torch_edl.master_client.leases import HeldLease, LeaseClient, TaskResult
 from torch_edl.wire import master_pb2 as pb
-
-if TYPE_CHECKING:
-    from benchmarks.cluster.jobs import TrainingJob
 
 
 class Watermarks:
@@ -93,10 +93,31 @@ class _Training:
         return self.lease.end - self.lease.start
 
 
+class JobOfWorkers(Protocol):
+    """The job, as its workers see it: the time, the servers, and the session with the master."""
+
+    spec: JobSpec
+    clock: Clock
+    rng: Random
+    watermarks: Watermarks
+
+    def insist(self, request: Any, *, timeout_s: float, away_s: float) -> Any:
+        """Call the master."""
+
+    def wait(self, ask: Callable[[], bool]) -> None:
+        """Ask again whenever the state of the job has changed, until the answer is True."""
+
+    def works(self, pod: Pod, *, busy: bool) -> None:
+        """A worker begins to compute, or pauses."""
+
+    def exited(self, pod: Pod, code: int) -> None:
+        """The process of a worker has ended."""
+
+
 class Worker:
     """The process of worker ``id``."""
 
-    def __init__(self, id: int, job: TrainingJob) -> None:
+    def __init__(self, id: int, job: JobOfWorkers) -> None:
         self.id = id
         self._job = job
         self._leases = LeaseClient(job, id)  # type: ignore[arg-type]

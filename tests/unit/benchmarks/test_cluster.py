@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from benchmarks.cluster.beside_nginx import Service
-from benchmarks.cluster.jobs import JobSpec, World
+from benchmarks.cluster.jobs import World
 from benchmarks.cluster.machines import Clock, End, Kubelets, Machine, Pod
 from benchmarks.cluster.many_workers import Lifetimes, Spot
 from benchmarks.cluster.scheduler import Scheduler, cheapest_victims
+from benchmarks.cluster.spec import JobSpec
 from benchmarks.cluster.usage import Usage
 from benchmarks.cluster.workers import Watermarks
 from torch_edl.data.task_space import Shard, TaskSpace
