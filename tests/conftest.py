@@ -3,7 +3,9 @@ deadlines of hypothesis, and a real etcd."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +31,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# Imports and collected tests make no garbage, and the collector would visit all their objects many
+# times, also while tests run.
+gc.disable()
+# To free them at the end takes seconds. Libraries complain of objects that are left then.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)
+else:
+    atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector run again, without the objects of the collection."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
