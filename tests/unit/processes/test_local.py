@@ -197,13 +197,17 @@ def test_sigterm_of_a_command_is_for_it_alone_or_for_its_group(launcher, tmp_pat
         "import os, signal, sys, time\n"
         "child = os.fork()\n"
         "role = 'parent' if child else 'child'\n"
-        "def hear(*_): print(role, 'heard'); os._exit(0)\n"
+        "def hear(*_):\n"
+        "    print(role, 'heard')\n"
+        # After the end of the parent, the launcher kills the group.
+        "    if child and len(sys.argv) > 1: os.waitpid(child, 0)\n"
+        "    os._exit(0)\n"
         "signal.signal(signal.SIGTERM, hear)\n"
         "print(role, 'ready')\n"
         "while True: time.sleep(0.01)\n"
     )
     out = tmp_path / "out"
-    words = [sys.executable, "-u", "-c", source]
+    words = [sys.executable, "-u", "-c", source, *["waits"] * group]
     command = Command(words=words, stdout=str(out), terminates_group=group)
     launcher.start(ProcessSpec(role="worker", id=0, command=command))
     wait_for(lambda: out.read_text().count("ready") == 2, "both")
