@@ -22,10 +22,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from master.runtime import job_files
 from master.runtime.clock import Clock
@@ -39,6 +39,7 @@ from master.runtime.scan import scan, watch_streams
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
 from master.runtime.watching import Watches, export
+from master.state.actions import Saved
 from master.state.job.job import ManagedJob
 from master.state.job.restart import after_failure, from_state
 from master.state.workforce.fleet import Fleet
@@ -46,6 +47,7 @@ from master.state.workforce.processes import PENDING, Spare
 from master.state.workforce.servers import ServerCommand
 from master.state.workforce.starts import AgentPods
 from master.state.workforce.workforce import StopRequested
+from torch_edl.checkpoint.claim import Claim
 from torch_edl.config import JobConfig, extensions
 from torch_edl.config.environment import ENV_MASTER, ENV_NOTICE, ENV_PLATFORM, ENV_TOKEN
 from torch_edl.config.parts import PREPROCESSING_FILE
@@ -153,6 +155,172 @@ def keeps_address(host: Host, earlier: MasterAddress | None, listens: str) -> bo
     return not host.asks and earlier is not None and earlier.listen == listens
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Claimed:
+    """A job that this master has locked, and what earlier runs and masters left of it."""
+
+    config: JobConfig
+    folder: JobFolder
+    token: str
+    lock: Lock
+    left: dict[str, Any] | None
+    """State that the earlier master stored; None: there is none, so the job begins."""
+    waits: bool
+    """True for a restarted master, which waits for disk space, as its workers do."""
+    claim: Claim | None
+    """Claim of the folder of checkpoints; None: the job writes none."""
+    resumed: Saved | None
+    """Checkpoint from which the job continues; None: there is none."""
+    resumed_later: dict[int, Saved]
+    """Checkpoints of later trainings of a script by number."""
+    evaluated: list[Saved]
+    """Checkpoints with an evaluation."""
+    journals: Path
+    """Folder of the journals of the parameter servers."""
+    temporary: Path
+    """Folder of files that are removed at the end of the job."""
+    incarnation: str
+    """Name of this run in the names of processes."""
+    launcher: Launcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A job that this master runs, with what answers calls and stores the state."""
+
+    claimed: _Claimed
+    host: Host
+    stop: StopSignals
+    clock: Clock
+    job: ManagedJob
+    service: Service
+    writer: StateWriter
+    kept: StateThread
+    history: Observers | None
+    """Observers in the pod of the master; other observers run where the user is."""
+    exported: ExitStack
+    """Exporters of metrics."""
+
+    def listen(self) -> None:
+        """Answer calls, and let processes and users find this master.
+
+        Raises:
+            UsageError: the address or the port of the metrics is not free.
+            OSError: the state or the address cannot be written.
+        """
+        claimed, host, service = self.claimed, self.host, self.service
+        config, folder, restarted = claimed.config, claimed.folder, claimed.left is not None
+        # Workers of the earlier master look for its successor at the same address.
+        earlier = folder.master() if restarted else None
+        if restarted:
+            # Leases and moves are numbered by the count of restarts: it must be stored before any
+            # call is answered.
+            _with_room(service.keep, self.stop, waits=claimed.waits)
+        listen = host.listen(earlier.listen if earlier is not None else "")
+        address = service.listen(claimed.token, listen)
+        if config.metrics_port:
+            self.exported.callback(export(service, config))
+        if restarted:
+            self.job.lifecycle.listens(
+                self.clock(),
+                same_address=keeps_address(host, earlier, service.listens),
+                heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
+            )
+        env = self.job.fleet.starts.env
+        env.update({ENV_MASTER: host.address(folder.name, address), ENV_TOKEN: claimed.token})
+        if config.process_notice:
+            env[ENV_NOTICE] = config.process_notice
+        elif config.kind != "script":  # agents watch for the notices of their machines
+            preemption.watch(partial(_stop, service), config.cluster.preemption_notice)
+        where = MasterAddress(
+            address=address,
+            listen=service.listens,
+            pid=os.getpid(),
+            started=start_time(os.getpid()),
+            token=claimed.token,
+        )
+        _with_room(lambda: folder.note_master(where), self.stop, waits=claimed.waits)
+
+    def carry_out(self, journal: EventFile, *, parent: int) -> bool:
+        """Run the job; return True if it is over, False if another master goes on with it.
+
+        Args:
+            parent: id of the process that started the master.
+        """
+        claimed, host, service = self.claimed, self.host, self.service
+        over = not host.hands_over
+        ended = threading.Event()
+        preprocessing = claimed.temporary / PREPROCESSING_FILE
+        effects = Effects(token=claimed.token, preprocessing=preprocessing, claim=claimed.claim)
+        effects.start(service.apply)
+        try:
+            self._read_data(ended)
+            leaves = host.leaves_job if host.hands_over else lambda: False
+            over = run(
+                service, claimed.launcher, effects, self.stop, journal, self.clock, leaves=leaves
+            )
+            # Only the process that started the master waits for the outcome; it may have exited.
+            if over and self.job.workforce.awaits_outcome and os.getppid() == parent:
+                service.end_seen.wait(_LINGER_S)
+            if over:
+                self._tell_end()
+        except Exception:
+            if over:
+                raise
+            log.exception("the master failed; the next one goes on with the job")
+        finally:
+            ended.set()
+            self._end_processes(over=over)
+            goes_on = over and not host.hands_over
+            goes_on = goes_on and job_files.may_go_on(self.job, claimed.journals)
+            self.close(over=over and not goes_on)
+            if over:
+                job_files.tidy(
+                    self.job, claimed.temporary, claimed.journals, claimed.claim, goes_on=goes_on
+                )
+        return over
+
+    def _read_data(self, ended: threading.Event) -> None:
+        """Start to count the records of the data, or to watch streams until the job has ended."""
+        config, apply = self.claimed.config, self.service.apply
+        if self.job.preparation.needs_scan:
+            threading.Thread(target=lambda: apply(scan(config)), name="scan", daemon=True).start()
+        if config.data.streams:
+            threading.Thread(
+                target=watch_streams,
+                args=(config.data.train, apply, ended),
+                name="streams",
+                daemon=True,
+            ).start()
+
+    def _tell_end(self) -> None:
+        """Give the last status to the observers of the master and to the platform."""
+        history, service = self.history, self.service
+        with service.changed:
+            last = service.status(history.events_after if history is not None else 0)
+        if history is not None:
+            history.update(last)
+            history.end(last.state, last.error)
+        self.host.tell_end(last)
+
+    def _end_processes(self, *, over: bool) -> None:
+        launcher = self.claimed.launcher
+        if over:
+            if isinstance(launcher, NodeLauncher):
+                last_word = self.job.lifecycle.outcome
+                assert last_word is not None, "a job that is over has an outcome"
+                launcher.nodes.over(last_word.reason, failed=last_word.state == "failed")
+            launcher.stop_all(grace_s=0)
+        launcher.close()
+
+    def close(self, *, over: bool = False) -> None:
+        """Answer no more calls, and store the last state; ``over``: remove it from the store."""
+        self.exported.close()
+        self.service.close()
+        self.kept.close()
+        self.writer.close(over=over)
+
+
 def _run_once(
     name: str,
     listen: str,
@@ -166,19 +334,65 @@ def _run_once(
     stop = StopSignals(STOPS, even_ignored=True)
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    folder = JobFolder(name)
-    opened = ExitStack()  # what an early error gives back
     try:
         if (code := host.begin(name)) is not None:
             return code
-        config = host.prepare(name)
-        token = os.environ.get(ENV_TOKEN, "")
-        if not token:
-            raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
-        # A restarted master waits for disk space, as its workers do.
-        goes_on = folder.master_file.exists()
-        lock = _with_room(lambda: _open(config, folder, host), stop, waits=goes_on)
-        opened.callback(lock.close)
+        claimed = _claim(name, host, stop, continues=continues)
+    except (EdlError, OSError) as error:
+        log.error("%s", error)
+        return stop.exit_code or host.refused(error)
+    config, left = claimed.config, claimed.left
+    clock = Clock()
+    fleet = _fleet(claimed, host, listen.rpartition(":")[0], worker_module, server_module)
+    job = _job(claimed, fleet, clock)
+    journal = EventFile(claimed.folder.events_file)
+    job.lifecycle.log.continue_after(journal.written, journal.newest() if left is not None else ())
+    if left is None:
+        for text in [*job_files.left_journals(config, claimed.journals), *host.warnings(config)]:
+            job.lifecycle.note(Other(severity="warning", message=text), clock())
+    else:
+        from_state(job, left, clock())
+        try:
+            claimed.launcher.adopt(_known(fleet))
+        except EdlError as error:  # the cluster does not answer
+            log.error("%s", error)
+            claimed.lock.close()
+            return host.refused(error)
+    job.lifecycle.note(
+        ProcessChanged(process="master-0", state="running", pid=os.getpid()), clock()
+    )
+    job.start(clock())
+    running = _made(claimed, job, host, stop, clock)
+    try:
+        running.listen()
+    except (UsageError, OSError) as error:
+        log.error("%s", error)
+        running.close()
+        return stop.exit_code or host.refused(error)
+    over = running.carry_out(journal, parent=parent)
+    if not over and stop.name:
+        host.hand_over()
+    outcome = job.lifecycle.outcome if over else None
+    state, code = (outcome.state, outcome.exit_code) if outcome is not None else ("", 0)
+    return host.exit_code(state, code, signalled=stop.exit_code)
+
+
+def _claim(name: str, host: Host, stop: StopSignals, *, continues: bool) -> _Claimed:
+    """Lock the job and find what earlier runs and masters left of it.
+
+    Raises:
+        EdlError: the configuration cannot be run, or another master has the job.
+        OSError: a folder cannot be written.
+    """
+    folder = JobFolder(name)
+    config = host.prepare(name)
+    token = os.environ.get(ENV_TOKEN, "")
+    if not token:
+        raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
+    waits = folder.master_file.exists()
+    lock = _with_room(lambda: _open(config, folder, host), stop, waits=waits)
+    with ExitStack() as on_error:
+        on_error.callback(lock.close)
         left = left_behind(lock.store, token)
         if continues:
             if left is None:
@@ -196,17 +410,36 @@ def _run_once(
             config = continued(config, resumed.path, resumed.manifest)
         job_files.prepare_parts(config, anew=left is None)
         journals = job_files.journals_of(config, folder, token)
-        fleet_name = left["fleet"]["name"] if left is not None else secrets.token_hex(3)
-        launcher = host.launcher(config, token, fleet_name)
-    except (EdlError, OSError) as error:
-        log.error("%s", error)
-        opened.close()
-        return stop.exit_code or host.refused(error)
-    temporary = host.temporary(config)
-    preprocessing = temporary / PREPROCESSING_FILE
-    listens_at = listen.rpartition(":")[0]
-    server = ServerCommand.of(config, module=server_module, host=listens_at, journals=str(journals))
-    fleet = Fleet(
+        incarnation = left["fleet"]["name"] if left is not None else secrets.token_hex(3)
+        launcher = host.launcher(config, token, incarnation)
+        temporary = host.temporary(config)
+        on_error.pop_all()
+    return _Claimed(
+        config=config,
+        folder=folder,
+        token=token,
+        lock=lock,
+        left=left,
+        waits=waits,
+        claim=claim,
+        resumed=resumed,
+        resumed_later=resumed_later,
+        evaluated=evaluated,
+        journals=journals,
+        temporary=temporary,
+        incarnation=incarnation,
+        launcher=launcher,
+    )
+
+
+def _fleet(
+    claimed: _Claimed, host: Host, listens_at: str, worker_module: str, server_module: str
+) -> Fleet:
+    config = claimed.config
+    server = ServerCommand.of(
+        config, module=server_module, host=listens_at, journals=str(claimed.journals)
+    )
+    return Fleet(
         server,
         workers=config.cluster.max_workers,
         servers=config.cluster.servers,
@@ -215,42 +448,36 @@ def _run_once(
         workers_per_pod=host.workers_per_pod(config),
         is_scheduled=host.schedules(config),
         in_pods=host.asks,
-        name=fleet_name,
+        name=claimed.incarnation,
         agents=AgentPods(**host.agents(config)) if config.kind == "script" else None,
     )
-    clock = Clock()
-    job = ManagedJob(
-        config,
+
+
+def _job(claimed: _Claimed, fleet: Fleet, clock: Clock) -> ManagedJob:
+    preprocessing = job_files.preprocessing(
+        claimed.temporary / PREPROCESSING_FILE,
+        claimed.config,
+        claimed.resumed,
+        restarted=claimed.left is not None,
+    )
+    return ManagedJob(
+        claimed.config,
         fleet,
-        folder=temporary,
-        resumed=resumed,
-        resumed_later=resumed_later,
-        evaluated=evaluated,
-        preprocessing=job_files.preprocessing(
-            preprocessing, config, resumed, restarted=left is not None
-        ),
+        folder=claimed.temporary,
+        resumed=claimed.resumed,
+        resumed_later=claimed.resumed_later,
+        evaluated=claimed.evaluated,
+        preprocessing=preprocessing,
         wall_offset_s=time.time() - clock(),
     )
-    journal = EventFile(folder.events_file)
-    job.lifecycle.log.continue_after(journal.written, journal.newest() if left is not None else ())
-    if left is None:
-        for text in [*job_files.left_journals(config, journals), *host.warnings(config)]:
-            job.lifecycle.note(Other(severity="warning", message=text), clock())
-    else:
-        from_state(job, left, clock())
-        try:
-            launcher.adopt(_known(fleet))
-        except EdlError as error:  # the cluster does not answer
-            log.error("%s", error)
-            opened.close()
-            return host.refused(error)
-    job.lifecycle.note(
-        ProcessChanged(process="master-0", state="running", pid=os.getpid()), clock()
-    )
-    job.start(clock())
+
+
+def _made(claimed: _Claimed, job: ManagedJob, host: Host, stop: StopSignals, clock: Clock) -> _Run:
+    """Make what answers calls and stores the state; nothing listens yet."""
+    config, folder, launcher = claimed.config, claimed.folder, claimed.launcher
     lines = extensions.load(extensions.LEDGERS, "file", "tasks.jsonl")
-    ledger = lines(folder.dir / "tasks.jsonl", anew=left is None)
-    writer = StateWriter(lock, secret=token, superseded=_give_way, ledger=ledger)
+    ledger = lines(folder.dir / "tasks.jsonl", anew=claimed.left is None)
+    writer = StateWriter(claimed.lock, secret=claimed.token, superseded=_give_way, ledger=ledger)
     service = Service(
         job,
         clock=clock,
@@ -260,8 +487,6 @@ def _run_once(
         writer=writer,
         history=folder.history_file if host.asks else None,
     )
-    exported = ExitStack()
-    # Other observers run where the user is.
     history = Observers(replace(config, observe=(), tensorboard="")) if host.asks else None
     kept = StateThread(
         service,
@@ -269,96 +494,18 @@ def _run_once(
         status_file=folder.status_file,
         shown=[Watches(service, clock).look, *([history.update] if history is not None else [])],
     )
-    # Workers of the earlier master look for its successor at the same address.
-    earlier = folder.master() if left is not None else None
-    try:
-        if left is not None:
-            # Leases and moves are numbered by the count of restarts: it must be stored before any
-            # call is answered.
-            _with_room(service.keep, stop, waits=goes_on)
-        address = service.listen(token, host.listen(earlier.listen if earlier is not None else ""))
-        if config.metrics_port:
-            exported.callback(export(service, config))
-        if left is not None:
-            job.lifecycle.listens(
-                clock(),
-                same_address=keeps_address(host, earlier, service.listens),
-                heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
-            )
-        fleet.starts.env.update({ENV_MASTER: host.address(name, address), ENV_TOKEN: token})
-        if config.process_notice:
-            fleet.starts.env[ENV_NOTICE] = config.process_notice
-        elif config.kind != "script":  # agents watch for the notices of their machines
-            heed = partial(_stop, service)
-            preemption.watch(heed, config.cluster.preemption_notice)
-        where = MasterAddress(
-            address=address,
-            listen=service.listens,
-            pid=os.getpid(),
-            started=start_time(os.getpid()),
-            token=token,
-        )
-        _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
-    except (UsageError, OSError) as error:
-        log.error("%s", error)
-        exported.close()
-        service.close()
-        kept.close()
-        writer.close()
-        return stop.exit_code or host.refused(error)
-    over = not host.hands_over
-    ended = threading.Event()
-    effects = Effects(token=token, preprocessing=preprocessing, claim=claim)
-    effects.start(service.apply)
-    try:
-        if job.preparation.needs_scan:
-            threading.Thread(
-                target=lambda: service.apply(scan(config)), name="scan", daemon=True
-            ).start()
-        if config.data.streams:
-            threading.Thread(
-                target=watch_streams,
-                args=(config.data.train, service.apply, ended),
-                name="streams",
-                daemon=True,
-            ).start()
-        leaves = host.leaves_job if host.hands_over else lambda: False
-        over = run(service, launcher, effects, stop, journal, clock, leaves=leaves)
-        # Only the process that started the master waits for the outcome; it may have exited.
-        if over and job.workforce.awaits_outcome and os.getppid() == parent:
-            service.end_seen.wait(_LINGER_S)
-        if over:
-            with service.changed:
-                last = service.status(history.events_after if history is not None else 0)
-            if history is not None:
-                history.update(last)
-                history.end(last.state, last.error)
-            host.tell_end(last)
-    except Exception:
-        if over:
-            raise
-        log.exception("the master failed; the next one goes on with the job")
-    finally:
-        ended.set()
-        if over:
-            if isinstance(launcher, NodeLauncher):
-                last_word = job.lifecycle.outcome
-                assert last_word is not None, "a job that is over has an outcome"
-                launcher.nodes.over(last_word.reason, failed=last_word.state == "failed")
-            launcher.stop_all(grace_s=0)
-        launcher.close()
-        exported.close()
-        service.close()
-        goes_on = over and not host.hands_over and job_files.may_go_on(job, journals)
-        kept.close()
-        writer.close(over=over and not goes_on)
-        if over:
-            job_files.tidy(job, temporary, journals, claim, goes_on=goes_on)
-    if not over and stop.name:
-        host.hand_over()
-    outcome = job.lifecycle.outcome if over else None
-    state, code = (outcome.state, outcome.exit_code) if outcome is not None else ("", 0)
-    return host.exit_code(state, code, signalled=stop.exit_code)
+    return _Run(
+        claimed=claimed,
+        host=host,
+        stop=stop,
+        clock=clock,
+        job=job,
+        service=service,
+        writer=writer,
+        kept=kept,
+        history=history,
+        exported=ExitStack(),
+    )
 
 
 def _open(config: JobConfig, folder: JobFolder, host: Host) -> Lock:
