@@ -15,6 +15,7 @@ import pytest
 from tests.place import MODELS
 from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint.claim import OWNER_FILE
+from torch_edl.data.sources import open_source
 
 RECORDS = 400
 RUN = "run @bad --data n.parquet --batch-size 20 --records-per-task 100 --ps 2"
@@ -213,6 +214,20 @@ def test_damage_that_only_reading_finds(place: Any, digits: Path) -> None:
     said = failed(place, "run @bad --data holed.parquet --output never")
     assert re.search(r"error: \S+holed.parquet: row group 0: .*records 0 to 399 ", said)
     assert "Traceback" not in said
+
+
+def test_a_malformed_record_that_only_reading_finds(place: Any) -> None:
+    """It is not in the sample of 8 MB, of which the types of the columns are."""
+    rows = [f"{i},{'x' * 50_000}\n" for i in range(RECORDS)]
+    rows[230] = "230\n"
+    (place / "rows.csv").write_text("n,x\n" + "".join(rows))
+    open_source(str(place / "rows.csv"))  # leaves its index beside the file
+    said = failed(place, "run @bad --data rows.csv --strategy local --output never")
+    assert re.search(r"error: \S+rows.csv at byte \d+: line 232: a row of 1 fields.*-damaged", said)
+    assert "Traceback" not in said
+    done = place("run @bad --data rows.csv --strategy local --output out --skip-damaged")
+    assert "damaged records skipped: 1" in done.text
+    assert "trained on 399 records" in done.text
 
 
 def test_damaged_records_are_left_out_and_counted(place: Any, digits: Path) -> None:
