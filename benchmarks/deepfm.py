@@ -307,7 +307,7 @@ def _watch(process: subprocess.Popen[Any], job: LocalJob) -> Iterator[tuple[floa
             for child in root.children(recursive=True):
                 times = child.cpu_times()
                 seen[child.pid] = times.user + times.system
-            done = job.ask(master.GetStatusRequest()).records_done
+            done = job.ask(master.GetStatusRequest()).records.done
         except (psutil.NoSuchProcess, UsageError):
             pass
         else:

@@ -142,7 +142,7 @@ class Job:
         while True:
             if self._where.exists():
                 try:
-                    if self.status().records_done >= self.fill:
+                    if self.status().records.done >= self.fill:
                         return
                 except (OSError, ValueError, grpc.RpcError):
                     pass
@@ -179,7 +179,7 @@ def measure(folder: Path, megabytes: int, durability: str) -> dict[str, Any]:
             "next_step_s": round(max(end - killed for _, end in gaps.values()), 3),
             "longest_gap_before_s": round(max(_longest(t)[0] for t in before.values()), 3),
             "longest_gap_s": round(max(gap for gap, _ in gaps.values()), 3),
-            "rolled_back": job.status().rollbacks,
+            "rolled_back": job.status().rolled_back.times,
         }
     finally:
         job.close()

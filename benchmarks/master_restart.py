@@ -49,7 +49,7 @@ def measure(folder: Path) -> dict[str, Any]:
             "longest_gap_before_s": round(max(_gap(t, began, killed) for t in steps), 3),
             "longest_gap_s": round(max(_gap(t, killed, time.time()) for t in steps), 3),
             "same_workers": len(steps) == 2,
-            "rolled_back": job.status().rollbacks,
+            "rolled_back": job.status().rolled_back.times,
         }
     finally:
         job.close()

@@ -40,7 +40,7 @@ def measure(folder: Path, megabytes: int, durability: str) -> dict[str, Any]:
             "longest_gap_before_s": _longest(before),
             "from_2_to_3": more,
             "from_3_to_2": fewer,
-            "rolled_back": job.status().rollbacks,
+            "rolled_back": job.status().rolled_back.times,
         }
     finally:
         job.close()

@@ -44,11 +44,6 @@ class Event:
         cls.kind = _WORD.sub("_", cls.__name__).lower()
         KINDS[cls.kind] = cls
 
-    def __post_init__(self) -> None:
-        process = getattr(self, "process", None)
-        if process is not None and not _PROCESS.fullmatch(process):
-            raise ValueError(f"process: {process[:60]!r}, expected a name such as worker-3")
-
     @property
     def level(self) -> str:
         """One of :data:`LEVELS`."""
@@ -95,9 +90,13 @@ def event_of(kind: str, fields: Mapping[str, Any], *, level: str, text: str) -> 
     known = KINDS.get(kind)
     if known is not None:
         try:
-            return convert(fields, known)
+            event: Event = convert(fields, known)
         except ValueError:
             pass
+        else:
+            process = getattr(event, "process", None)
+            if process is None or _PROCESS.fullmatch(process):
+                return event
     return Other(name=kind, severity=level if level in LEVELS else "info", message=text)
 
 

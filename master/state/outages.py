@@ -128,7 +128,7 @@ class Outages:
 
     def describe(self, status: pb.GetStatusResponse, wall_offset_s: float) -> None:
         """Add the losses and the outages to a status."""
-        status.stalled_s = self.stalled_s
+        status.stalled_s = round(self.stalled_s, 3)
         for role, count in self.losses.items():
             status.losses.add(role=role, losses=count)
         for each in self.newest:

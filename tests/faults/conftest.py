@@ -113,7 +113,7 @@ class Job:
 
     def done(self) -> int:
         """Committed records."""
-        return self.status().records_done
+        return self.status().records.done
 
     def processes(self) -> dict[int, list[str]]:
         """Command lines of all processes that live now, found without asking the job."""
@@ -160,7 +160,7 @@ class Job:
     def require_same_processes(self, before: set[int]) -> None:
         """None of them ended, none was started, and nothing was rolled back."""
         assert set(self.pids("worker") + self.pids("ps")) == before, self.report()
-        assert self.status().rollbacks == 0, self.report()
+        assert self.status().rolled_back.times == 0, self.report()
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
         """Until it is true."""

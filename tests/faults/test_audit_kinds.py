@@ -216,7 +216,7 @@ def test_a_notice_stops_a_job_and_another_one_resumes(
     assert report["text"].startswith("stopped")
     move_mark(job, tmp_path / "checkpoints")
     resumed = start_job(2000, *flags, "--resume", name="resumed")
-    resumed.wait_for(lambda: resumed.status().records_done > 0)
+    resumed.wait_for(lambda: resumed.status().records.done > 0)
     resumed.kill_master()
     resumed.check()
     report = holds(resumed)

@@ -33,15 +33,15 @@ def test_workers_and_the_master_are_killed_in_the_pass(
     dies with the statistics of all other tasks."""
     flags = ["--workers", "2", "--ps", "1", "--batch-size", "64", "--records-per-task", "64"]
     job = start_job(RECORDS, *flags, "--durability", "journal", delay_s=0, model=MODEL)
-    job.wait_for(lambda: job.status().tasks_doing == 1 and job.status().tasks_done >= 12)
+    job.wait_for(lambda: job.status().tasks.doing == 1 and job.status().tasks.done >= 12)
     before = job.pids("worker")
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     job.wait_for(lambda: len(set(job.pids("worker")) - set(before)) == 2)
-    job.wait_for(lambda: job.status().tasks_doing == 1)
+    job.wait_for(lambda: job.status().tasks.doing == 1)
     masters = job.pids("master")
     job.kill("master")
-    job.wait_for(lambda: set(job.pids("master")) - set(masters) and job.status().tasks_doing == 1)
+    job.wait_for(lambda: set(job.pids("master")) - set(masters) and job.status().tasks.doing == 1)
     assert job.done() == 0
     job.check()
     fitted = Columns.open(job.output)

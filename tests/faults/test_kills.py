@@ -59,5 +59,5 @@ def test_tasks_that_a_slow_worker_holds_go_to_an_idle_one(start_job: Callable[..
     flags = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "8"]
     job = start_job(RECORDS, *flags)
     # It keeps the task in its feed, and one that is prepared.
-    job.wait_for(lambda: job.done() >= RECORDS - 2 * 8 and job.status().tasks_doing <= 2)
+    job.wait_for(lambda: job.done() >= RECORDS - 2 * 8 and job.status().tasks.doing <= 2)
     job.check()

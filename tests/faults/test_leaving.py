@@ -159,7 +159,7 @@ def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
     servers = [psutil.Process(pid) for pid in job.pids("ps")]
     for server in servers:
         server.suspend()
-    job.wait_for(lambda: job.status().tasks_todo)
+    job.wait_for(lambda: job.status().tasks.todo)
     (pid,) = job.pids("worker")
     leave(job, pid)
     for server in servers:

@@ -46,7 +46,7 @@ def running(job: ModelJob) -> int:
 
 
 def check(job: ModelJob) -> None:
-    assert job.status().rollbacks == 0
+    assert job.status().rolled_back.times == 0
     job.check()
     assert "restart from" not in job.log.read_text()
 

@@ -116,7 +116,7 @@ def test_the_master_is_killed(start: Callable[..., ScriptJob]) -> None:
     job.kill("master")
     job.wait_for(lambda: "the master was restarted: 2 workers continue" in job.log.read_text())
     job.check(2)
-    assert job.status().rollbacks == 0
+    assert job.status().rolled_back.times == 0
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def extent(status: pb.GetStatusResponse) -> tuple[int, int]:
 
     For a script that does not declare its number of epochs, both count the current epoch only.
     """
-    begun = status.records_begun
-    return status.records_done - begun, max(0, status.records_total - begun)
+    begun = status.records.begun
+    return status.records.done - begun, max(0, status.records.total - begun)
 
 
 def percent(status: pb.GetStatusResponse) -> float:
@@ -162,7 +162,7 @@ def live_frame(
         seconds: time since the start; animates the bar until the first status.
     """
     state = status.state if status is not None else "starting"
-    running = status is not None and status.records_total > 0 and state != "starting"
+    running = status is not None and status.records.total > 0 and state != "starting"
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
     if label == "starting" and status is not None and _imports(status):
         label = "starting: importing the model and its framework"
@@ -279,7 +279,7 @@ class Display:
         now = self._clock()
         settled = now - self._began >= _PLAIN_SETTLED_S
         due = now - self._printed >= (_PLAIN_LATER_S if settled else _PLAIN_EVERY_S)
-        if not due or status.state != "running" or not status.records_total:
+        if not due or status.state != "running" or not status.records.total:
             return
         self._printed = now
         line = plain_line(status)

@@ -135,7 +135,16 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("strategy", found["strategy"] + (f": {reason}" if reason else "")),
         ("records", records_text(found)),
-        ("epoch", epoch_text(found["epoch"], epochs, **found["records"], of=" of ")),
+        (
+            "epoch",
+            epoch_text(
+                found["epoch"],
+                epochs,
+                done=found["records"]["done"],
+                total=found["records"]["total"],
+                of=" of ",
+            ),
+        ),
         ("tasks", _tasks(found) if any(found["tasks"].values()) else ""),
         ("steps", f"{found['steps']:,}" if found.get("steps") and trains else ""),
         ("rates", _rates(found["rates"])),

@@ -94,15 +94,15 @@ def _print(config: JobConfig, outcome: JobOutcome, console: Console) -> None:
             console.print(line, soft_wrap=True)
     elif outcome.state == "stopped":
         when = "before the start"
-        if status is not None and status.records_total:
-            when = f"after {status.records_done:,} of {status.records_total:,} records"
+        if status is not None and status.records.total:
+            when = f"after {status.records.done:,} of {status.records.total:,} records"
         text = f"{config.name}: stopped {when}" + (f"; {advice}" if advice else "")
         console.print(text, style="yellow", soft_wrap=True)
     else:
         logs = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
         complain(outcome.error.rstrip() + logs, details=outcome.traceback)
         journalled = config.durability.mode == "journal" and config.platform == "local"
-        if journalled and config.kind == "train" and status is not None and status.records_done:
+        if journalled and config.kind == "train" and status is not None and status.records.done:
             advice = f"torch-edl continue {config.name} continues from the journals"
         rejected = config.checkpoint.resume and outcome.usage_error  # --resume was the error
         if advice and not rejected:

@@ -120,6 +120,34 @@ class EvaluationResult(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     def __init__(self, steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class RecordCounts(_message.Message):
+    __slots__ = ("done", "total", "begun")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    begun: int
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., begun: _Optional[int] = ...) -> None: ...
+
+class TaskStates(_message.Message):
+    __slots__ = ("todo", "doing", "done")
+    TODO_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    todo: int
+    doing: int
+    done: int
+    def __init__(self, todo: _Optional[int] = ..., doing: _Optional[int] = ..., done: _Optional[int] = ...) -> None: ...
+
+class Rollbacks(_message.Message):
+    __slots__ = ("times", "records")
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    times: int
+    records: int
+    def __init__(self, times: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+
 class BestModel(_message.Message):
     __slots__ = ("metric", "value", "steps", "checkpoint")
     METRIC_FIELD_NUMBER: _ClassVar[int]
@@ -153,7 +181,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged", "rollbacks", "records_rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "events_count", "records_early", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "reason", "state", "error", "traceback", "epoch", "epochs", "records", "tasks", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "logged", "rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "events_count", "records_early", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -171,17 +199,14 @@ class GetStatusResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
-    STRATEGY_REASON_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_DONE_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    TASKS_TODO_FIELD_NUMBER: _ClassVar[int]
-    TASKS_DOING_FIELD_NUMBER: _ClassVar[int]
-    TASKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -194,10 +219,8 @@ class GetStatusResponse(_message.Message):
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
     USAGE_ERROR_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
-    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     SERVERS_WANTED_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -210,17 +233,14 @@ class GetStatusResponse(_message.Message):
     job: str
     kind: str
     strategy: str
-    strategy_reason: str
+    reason: str
     state: str
     error: str
     traceback: str
     epoch: int
     epochs: int
-    records_done: int
-    records_total: int
-    tasks_todo: int
-    tasks_doing: int
-    tasks_done: int
+    records: RecordCounts
+    tasks: TaskStates
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
     rates: _containers.ScalarMap[str, float]
     steps: int
@@ -233,10 +253,8 @@ class GetStatusResponse(_message.Message):
     wall_s: float
     workers_wanted: int
     usage_error: bool
-    records_begun: int
     logged: _containers.ScalarMap[str, float]
-    rollbacks: int
-    records_rolled_back: int
+    rolled_back: Rollbacks
     servers_wanted: int
     best: BestModel
     history: HistoryPart
@@ -246,7 +264,7 @@ class GetStatusResponse(_message.Message):
     events_count: _containers.RepeatedCompositeFieldContainer[EventCount]
     records_early: int
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., rollbacks: _Optional[int] = ..., records_rolled_back: _Optional[int] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., events_count: _Optional[_Iterable[_Union[EventCount, _Mapping]]] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records: _Optional[_Union[RecordCounts, _Mapping]] = ..., tasks: _Optional[_Union[TaskStates, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., logged: _Optional[_Mapping[str, float]] = ..., rolled_back: _Optional[_Union[Rollbacks, _Mapping]] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., events_count: _Optional[_Iterable[_Union[EventCount, _Mapping]]] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

@@ -27,6 +27,9 @@ from torch_edl.wire.control_pb2 import ProcessStatus as ProcessStatus
 from torch_edl.wire.control_pb2 import Event as Event
 from torch_edl.wire.control_pb2 import EventCount as EventCount
 from torch_edl.wire.control_pb2 import EvaluationResult as EvaluationResult
+from torch_edl.wire.control_pb2 import RecordCounts as RecordCounts
+from torch_edl.wire.control_pb2 import TaskStates as TaskStates
+from torch_edl.wire.control_pb2 import Rollbacks as Rollbacks
 from torch_edl.wire.control_pb2 import BestModel as BestModel
 from torch_edl.wire.control_pb2 import HistoryPart as HistoryPart
 from torch_edl.wire.control_pb2 import GetStatusRequest as GetStatusRequest

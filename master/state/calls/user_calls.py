@@ -29,20 +29,20 @@ def describe(
         job=job.config.name,
         kind=job.config.kind,
         strategy=job.fleet.strategy,
-        strategy_reason=job.reason,
+        reason=job.reason,
         state=job.state,
-        records_done=records,
+        records=pb.RecordCounts(done=records),
+        tasks=pb.TaskStates(),
         steps=steps,
         loss=loss,
         events=lifecycle.log.after(events_after),
         damaged=job.damaged,
         nan_steps=job.milestones.left_out.nan_steps + job.milestones.left_out.updates,
-        wall_s=wall_s,
+        wall_s=round(wall_s, 3),
         workers_wanted=job.fleet.workers_wanted,
         servers_wanted=job.fleet.servers.wanted if job.fleet.strategy == "ps" else 0,
         logged=job.members.logged(),
-        rollbacks=lifecycle.rollbacks,
-        records_rolled_back=lifecycle.records_rolled_back,
+        rolled_back=pb.Rollbacks(times=lifecycle.rollbacks, records=lifecycle.records_rolled_back),
         updates_lost=lifecycle.updates_lost,
     )
     for (kind, level), count in sorted(lifecycle.log.counts.items()):
@@ -55,10 +55,12 @@ def describe(
         status.usage_error = outcome.usage_error
     finished = outcome is not None and outcome.state == "finished"
     job.workload.describe(status, finished=finished)
+    if not status.epochs:
+        status.ClearField("epochs")
     before = job.trainings.before
     status.nan_steps += before.nan_steps
-    if status.records_total:
-        status.records_total += before.records + before.early
+    if status.records.total:
+        status.records.total += before.records + before.early
     if finished:
         status.records_early += before.early
     records_per_s, steps_per_s = lifecycle.rates.per_second()

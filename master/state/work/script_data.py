@@ -115,13 +115,13 @@ class ScriptProgress:
         status.epoch = heartbeat.epoch
         # A finished script had as many epochs as are over.
         status.epochs = heartbeat.epoch if finished else heartbeat.epochs
-        status.records_done = self._records
+        status.records.done = self._records
         if heartbeat.pass_records:
-            status.records_total = (
+            status.records.total = (
                 heartbeat.records_before + heartbeat.pass_records + heartbeat.records_to_come
             )
         if not heartbeat.epochs:
-            status.records_begun = heartbeat.records_before
+            status.records.begun = heartbeat.records_before
         if finished:
             status.records_early = heartbeat.records_early
 

@@ -107,19 +107,19 @@ class TaskScheduler:
         elif evaluations is not None:
             queue = evaluations.queue
         if queue is not None:
-            status.records_total = queue.space.total_records
+            status.records.total = queue.space.total_records
             status.epoch = queue.epoch
             leased = self.fitting.queue or queue
-            status.tasks_todo, status.tasks_doing = leased.todo, leased.doing
-            status.tasks_done = leased.done
+            status.tasks.todo, status.tasks.doing = leased.todo, leased.doing
+            status.tasks.done = leased.done
             if finished and self._config.kind == "script":
                 status.records_early = queue.space.total_records - queue.records_done
         elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
-            status.records_total = evaluations.space.total_records
+            status.records.total = evaluations.space.total_records
             over = evaluations.complete
             status.epoch = int(over)
-            status.tasks_done = evaluations.space.total if over else 0
-            status.tasks_todo = 0 if over else evaluations.space.total
+            status.tasks.done = evaluations.space.total if over else 0
+            status.tasks.todo = 0 if over else evaluations.space.total
 
     def queues(self) -> list[TaskQueue]:
         """Return all queues that can be leased from, the most urgent first."""

@@ -99,7 +99,7 @@ def test_loops_over_a_loader_train_as_long_as_the_script_likes(
         loop(loader, model, optimizer)
         losses.append(validate())
         status = status_of(master)
-        assert (status.epochs, status.records_done) == (number, number * len(ids))
+        assert (status.epochs, status.records.done) == (number, number * len(ids))
         assert status.checkpoint == str(step_dir(folder, number * STEPS))
     assert losses == sorted(losses, reverse=True)
     assert validate() == losses[-1]
@@ -107,7 +107,7 @@ def test_loops_over_a_loader_train_as_long_as_the_script_likes(
         if number == 3:
             break
     status = status_of(master)
-    assert (status.tasks_doing, status.tasks_todo) == (0, 2)
+    assert (status.tasks.doing, status.tasks.todo) == (0, 2)
     assert sum(1 for _ in loader) == 2 * STEPS - 3
     job.close()
 
@@ -150,11 +150,11 @@ def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> No
     predicted = trainer.predict(records, batch_size=50)
     assert float((predicted - labels).pow(2).mean()) == pytest.approx(losses[-1], rel=1e-5)
     status = status_of(master)
-    assert (status.strategy, status.epochs, status.records_done) == ("ps", 3, 3 * len(ids))
+    assert (status.strategy, status.epochs, status.records.done) == ("ps", 3, 3 * len(ids))
     (more,) = trainer.fit(records, batch_size=BATCH, eval_dataset=records, verbose=False)
     assert more["eval_loss"] != losses[-1]  # it was trained further
     status = status_of(master)
-    assert (status.epochs, status.records_done) == (4, 4 * len(ids))
+    assert (status.epochs, status.records.done) == (4, 4 * len(ids))
 
 
 def test_the_model_decides_where_it_is(start: Callable[..., Stub]) -> None:
@@ -182,7 +182,7 @@ def test_a_batch_without_a_step_counts_and_changes_nothing(start: Callable[..., 
     with torch.no_grad():
         assert torch.equal(model.eval().rows(torch.arange(IDS)), torch.full((IDS, 4), 0.1))
     status = status_of(master)
-    assert status.records_done == len(data())
+    assert status.records.done == len(data())
 
 
 @pytest.mark.parametrize("to_none", [True, False])

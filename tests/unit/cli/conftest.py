@@ -47,15 +47,12 @@ def make_status() -> Callable[..., pb.GetStatusResponse]:
             job="net-abc",
             kind="train",
             strategy="ps",
-            strategy_reason="up to 2 workers share one model",
+            reason="up to 2 workers share one model",
             state="running",
             epoch=1,
             epochs=3,
-            records_done=12_345,
-            records_total=30_000,
-            tasks_todo=8,
-            tasks_doing=2,
-            tasks_done=7,
+            records={"done": 12_345, "total": 30_000},
+            tasks={"todo": 8, "doing": 2, "done": 7},
             steps=193,
             loss=0.34567,
             rates={"records_per_s": 1500.0, "steps_per_s": 23.4},
@@ -73,6 +70,9 @@ def make_status() -> Callable[..., pb.GetStatusResponse]:
             if isinstance(value, list):
                 status.ClearField(name)
                 getattr(status, name).extend(value)
+            elif isinstance(value, dict) and name in ("records", "tasks"):
+                for part, number in value.items():
+                    setattr(getattr(status, name), part, number)
             elif isinstance(value, dict):
                 status.ClearField(name)
                 getattr(status, name).update(value)

@@ -43,7 +43,7 @@ def test_live_frame_at_80_columns(make_status: Make) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_live_frame_never_exceeds_the_width(make_status: Make, width: int) -> None:
-    status = make_status(records_done=123_456_789, records_total=999_999_999_999, damaged=12)
+    status = make_status(damaged=12, records={"done": 123_456_789, "total": 999_999_999_999})
     for i in range(20):
         status.evaluations.add(steps=9, metrics={f"metric_{i}_{k}": 1.0 for k in range(9)})
     lines = render(status, width)
@@ -53,13 +53,13 @@ def test_live_frame_never_exceeds_the_width(make_status: Make, width: int) -> No
 
 def test_live_frame_before_anything_is_known(make_status: Make) -> None:
     assert render(None, 80)[0].startswith("starting")
-    lines = render(make_status(state="starting", records_total=0, records_done=0), 80)
+    lines = render(make_status(state="starting", records={"total": 0, "done": 0}), 80)
     assert lines[0].startswith("starting")
     assert "%" not in lines[0]
 
 
 def test_live_frame_while_workers_import_torch(make_status: Make) -> None:
-    status = make_status(state="starting", records_total=0, records_done=0)
+    status = make_status(state="starting", records={"total": 0, "done": 0})
     for process in status.processes:
         process.phase = "importing" if process.role == "worker" else ""
     assert render(status, 80)[0].startswith("starting: importing the model and its framework")
@@ -79,15 +79,15 @@ def test_a_script_that_does_not_say_how_many_epochs_shows_the_one_at_hand(
     make_status: Make,
 ) -> None:
     status = make_status(
-        kind="script", epoch=1, epochs=0, records_begun=10_000, records_total=20_000
+        kind="script", epoch=1, epochs=0, records={"begun": 10_000, "total": 20_000}
     )
     assert progress.percent(status) == pytest.approx(23.45)
     assert progress.plain_line(status).startswith(
         "epoch 2, 2,345 of 10,000 records (23%), 1,500 records/s, 0:05 left, loss 0.3457"
     )
-    status.records_done, status.epoch = 20_000, 2  # the end of the pass, before the next begins
+    status.records.done, status.epoch = 20_000, 2  # the end of the pass, before the next begins
     assert progress.epoch_of(status) == "epoch 2"
-    status.epoch, status.records_done = 0, 1
+    status.epoch, status.records.done = 0, 1
     assert progress.epoch_of(status) == ""
 
 
@@ -103,9 +103,9 @@ def test_one_of_a_thing_is_singular(make_status: Make) -> None:
 
 
 def test_done_is_only_told_when_all_is_done(make_status: Make) -> None:
-    assert progress.percent(make_status(records_done=29_999_999, records_total=30_000_000)) < 100
-    assert progress.percent(make_status(records_done=30_000)) == 100.0
-    assert progress.percent(make_status(records_total=0)) == 0.0
+    assert progress.percent(make_status(records={"done": 29_999_999, "total": 30_000_000})) < 100
+    assert progress.percent(make_status(records={"done": 30_000})) == 100.0
+    assert progress.percent(make_status(records={"total": 0})) == 0.0
 
 
 def test_plain_lines_come_now_and_then(make_status: Make) -> None:
@@ -119,12 +119,12 @@ def test_plain_lines_come_now_and_then(make_status: Make) -> None:
 
     for tick in range(200):  # 40 s, five statuses a second
         now = tick / 5
-        display.update(make_status(records_done=tick))
+        display.update(make_status(records={"done": tick}))
     assert len(lines()) == 7
     assert lines()[0].split(" ", 1)[1].startswith("epoch 2/3, 25 of 30,000 records (0%), 1,500 ")
     for tick in range(1000, 4000):  # from 200 s to 800 s
         now = tick / 5
-        display.update(make_status(records_done=tick))
+        display.update(make_status(records={"done": tick}))
     assert 7 + 18 <= len(lines()) <= 7 + 22
 
 

@@ -86,7 +86,7 @@ def test_status_of_a_running_job(
     assert got == as_dict(make_status())
     for key in ("job", "strategy", "state", "epoch"):
         assert got[key] == getattr(make_status(), key)
-    assert got["records"] == {"done": 12_345, "total": 30_000}
+    assert got["records"] == {"done": 12_345, "total": 30_000, "begun": 0}
     assert got["tasks"] == {"todo": 8, "doing": 2, "done": 7}
     assert got["processes"][1].items() >= {
         "role": "ps", "id": 0, "pid": 11, "state": "running", "address": "h:2"

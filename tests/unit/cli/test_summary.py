@@ -30,7 +30,7 @@ Make = Callable[..., pb.GetStatusResponse]
 @pytest.fixture
 def finished(make_status: Make) -> JobOutcome:
     """A job that did all it should."""
-    status = make_status(state="finished", records_done=30_000, wall_s=20.0)
+    status = make_status(state="finished", wall_s=20.0, records={"done": 30_000})
     status.evaluations.add(steps=100, metrics={"auc": 0.5})
     status.evaluations.add(steps=469, metrics={"auc": 0.75, "loss": float("nan")})
     return JobOutcome(
@@ -58,7 +58,7 @@ def test_summary_of_a_finished_job(finished: JobOutcome) -> None:
 
 
 def test_a_script_that_left_its_loops_says_so_in_its_last_line(make_status: Make) -> None:
-    status = make_status(state="finished", records_done=2400, records_early=1600, wall_s=2.0)
+    status = make_status(state="finished", records_early=1600, wall_s=2.0, records={"done": 2400})
     config = dataclasses.replace(CONFIG, kind="script", checkpoint=CheckpointConfig())
     outcome = JobOutcome(state="finished", status=status, logs="/logs")
     code, text = conclude(outcome, config)
@@ -112,7 +112,7 @@ def test_closing_words(finished: JobOutcome) -> None:
 def test_without_an_evaluation_the_loss_of_training_is_told(
     finished: JobOutcome, make_status: Make
 ) -> None:
-    status = make_status(state="finished", records_done=30_000, wall_s=20.0)
+    status = make_status(state="finished", wall_s=20.0, records={"done": 30_000})
     _, text = conclude(dataclasses.replace(finished, status=status))
     assert "training loss: 0.3457" in text.splitlines()
     assert summary.build(CONFIG, dataclasses.replace(finished, status=status))["loss"] == 0.34567

@@ -19,6 +19,7 @@ from torch_edl.config import JobConfig, extensions
 from torch_edl.errors import UsageError, describe_error
 from torch_edl.events import Event, ModelEvaluated
 from torch_edl.interfaces import Observer
+from torch_edl.launch.jobs.status import scalars
 from torch_edl.wire import event_messages
 from torch_edl.wire import master_pb2 as pb
 
@@ -117,17 +118,7 @@ class Observers:
         if not status.steps or newest == self._newest:
             return
         self._written, self._newest = self._clock(), newest
-        running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
-        values = {f"rate/{name}": rate for name, rate in status.rates.items()}
-        values |= {f"train/{name}": value for name, value in status.logged.items()}
-        if status.kind != "script":  # a script logs its loss itself
-            values["train/loss"] = status.loss
-        values["train/workers"] = len(running)
-        loaded = [p for p in status.processes if p.rows]
-        if loaded and len(loaded) >= status.servers_wanted:  # a server may be restoring its rows
-            values["servers/rows"] = sum(p.rows for p in loaded)
-            values["servers/bytes"] = sum(p.bytes for p in loaded)
-        self._scalars(status.steps, values)
+        self._scalars(status.steps, scalars(status))
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
         self._put(methodcaller("scalars", step, time.time(), values))

@@ -13,57 +13,46 @@ from torch_edl.wire import master_pb2 as pb
 EMPTY: dict[str, Any] = {
     "strategy": "",
     "epoch": 0,
-    "records": {"done": 0, "total": 0},
+    "records": {"done": 0, "total": 0, "begun": 0},
     "tasks": {"todo": 0, "doing": 0, "done": 0},
+    "rolled_back": {"times": 0, "records": 0},
     "processes": [],
     "rates": {},
 }
 """Values of fields that are unknown until the master has answered."""
+_NOT_STATUS = ("events", "history")
 
 
 def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
-    """Return the documented fields of a status; numbers that are not finite become None."""
+    """Return the fields of a status by their names in ``control.proto``.
+
+    An absent message or optional number, and a number that is not finite, is None. The events and
+    the history, which have files of their own, are left out.
+    """
+    found = _fields(status)
     return {
-        "job": status.job,
-        "kind": status.kind,
-        "strategy": status.strategy,
-        "reason": status.strategy_reason,
-        "state": status.state,
-        "epoch": status.epoch,
-        "epochs": status.epochs or None,
-        "records": {"done": status.records_done, "total": status.records_total},
-        "tasks": {
-            "todo": status.tasks_todo,
-            "doing": status.tasks_doing,
-            "done": status.tasks_done,
-        },
-        "processes": [_fields(process) for process in status.processes],
-        "rates": _finite(status.rates),
-        "steps": status.steps,
-        "loss": status.loss if status.steps and math.isfinite(status.loss) else None,
-        "logged": _finite(status.logged),
-        "evaluations": [
-            {"steps": e.steps, "metrics": _finite(e.metrics)} for e in status.evaluations
-        ],
-        "best": _fields(status.best) if status.best.metric else None,
-        "workers_wanted": status.workers_wanted,
-        "servers_wanted": status.servers_wanted,
-        "checkpoint": status.checkpoint,
-        "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
-        "updates_lost": status.updates_lost,
-        "records_early": status.records_early,
-        "losses": [_fields(each) for each in status.losses],
-        "outages": [_fields(each) for each in status.outages],
-        "stalled_s": round(status.stalled_s, 3),
-        "damaged": status.damaged,
-        "nan_steps": status.nan_steps,
-        "wall_s": round(status.wall_s, 3),
-        "error": status.error,
-        "traceback": status.traceback,
+        name: EMPTY.get(name) if value is None else value
+        for name, value in found.items()
+        if name not in _NOT_STATUS
     }
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+def scalars(status: pb.GetStatusResponse) -> dict[str, float]:
+    """Return the numbers of the training at a step, as an observer receives them."""
+    running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
+    values = {f"rate/{name}": rate for name, rate in status.rates.items()}
+    values |= {f"train/{name}": value for name, value in status.logged.items()}
+    if status.kind != "script":  # a script logs its loss itself
+        values["train/loss"] = status.loss
+    values["train/workers"] = len(running)
+    loaded = [p for p in status.processes if p.rows]
+    if loaded and len(loaded) >= status.servers_wanted:  # a server may be restoring its rows
+        values["servers/rows"] = sum(p.rows for p in loaded)
+        values["servers/bytes"] = sum(p.bytes for p in loaded)
+    return values
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """Return the values by sorted name; one that is not finite is None, because JSON has no NaN."""
     return {name: v if math.isfinite(v) else None for name, v in sorted(values.items())}
 
@@ -76,9 +65,11 @@ def _plain(message: Message, name: str) -> Any:
     """Return a field as plain data; None for a message or an optional number that is absent."""
     value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return _finite(value)
+        return finite(value)
     if field.is_repeated:
         return [_fields(each) if isinstance(each, Message) else each for each in value]
     if field.has_presence and not message.HasField(name):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return _fields(value) if isinstance(value, Message) else value

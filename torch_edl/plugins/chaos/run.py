@@ -218,7 +218,7 @@ class Chaos:
         while not self._stopped.is_set() and not self._is_over():
             # A job that fails ends soon, and only its final state tells how.
             last = self.watch.last
-            left_out = last.state == "finishing" and last.records_done < last.records_total
+            left_out = last.state == "finishing" and last.records.done < last.records.total
             progressed = self.watch.progressed and not last.error and not left_out
             settled = progressed or time.monotonic() >= until
             if settled and not (wait and self.watch.progressed):
@@ -230,8 +230,8 @@ class Chaos:
         last, (times, records) = self.watch.last, self.watch.rolled_back()
         back = f"{records:,} records" if times else "none"
         text = (
-            f"killed: {self.watch.counts()}  records: {last.records_done:,} of "
-            f"{last.records_total:,}  rolled back: {back}"
+            f"killed: {self.watch.counts()}  records: {last.records.done:,} of "
+            f"{last.records.total:,}  rolled back: {back}"
         )
         self._progress(self.seconds, self._plan.for_s, text)
 

@@ -127,15 +127,15 @@ class StatusWatch:
             self._verdict.master_away.add(away_s)
             self._progress += away_s  # progress without a master is unknown
         self._answered = now
-        if status.records_done > self.last.records_done or status.state != "running":
+        if status.records.done > self.last.records.done or status.state != "running":
             if self.last.state == "running":
                 self._verdict.stalls.add(now - self._progress, least_s=STALL_S)
             self._progress = now
         if now > self._struck_at:
             # A worker that died loses the progress that it had not reported.
-            before = status.records_done if self._done_then is None else self._done_then
-            self._done_then = min(before, status.records_done)
-            self.progressed |= status.records_done > self._done_then
+            before = status.records.done if self._done_then is None else self._done_then
+            self._done_then = min(before, status.records.done)
+            self.progressed |= status.records.done > self._done_then
         for process in status.processes:
             key = _process(process)
             if process.state != _PENDING and key not in self._known:
@@ -152,8 +152,8 @@ class StatusWatch:
     def rolled_back(self) -> tuple[int, int]:
         """Return the number of rollbacks and of records rolled back since the storm began."""
         first, last = self._first, self.last
-        records = last.records_rolled_back - first.records_rolled_back
-        return last.rollbacks - first.rollbacks, records
+        records = last.rolled_back.records - first.rolled_back.records
+        return last.rolled_back.times - first.rolled_back.times, records
 
     def verdict(
         self, now: float, *, state: str, error: str, missed: int, is_cut: bool = False
@@ -174,9 +174,9 @@ class StatusWatch:
         found.kills, found.pauses = dict(self._kills), dict(self._pauses)
         found.replaced = dict(self._replaced)
         found.records = {
-            "before": self._first.records_done,
-            "after": self.last.records_done,
-            "total": self.last.records_total,
+            "before": self._first.records.done,
+            "after": self.last.records.done,
+            "total": self.last.records.total,
         }
         found.rolled_back = {"times": times, "records": records}
         if state in _BROKEN:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch_edl.launch.jobs.logs import WholeLines
+from torch_edl.launch.jobs.status import finite, scalars
 from torch_edl.plugins.dashboard import recorder
 from torch_edl.wire import master_pb2 as pb
 
@@ -123,14 +124,6 @@ class History:
                 samples.add(Sample(line["time"], line["step"], line["values"]))
 
 
-def of_status(report: dict[str, Any], time: float) -> Sample:
+def of_status(status: pb.GetStatusResponse, time: float) -> Sample:
     """Return the sample of a status, for a job that keeps no history."""
-    values = {f"rate/{name}": value for name, value in report["rates"].items()}
-    values |= {f"train/{name}": value for name, value in report.get("logged", {}).items()}
-    if report.get("kind") != "script":
-        values["train/loss"] = report.get("loss")
-    running = [p for p in report["processes"] if (p["role"], p["state"]) == ("worker", "running")]
-    rows = [p["rows"] for p in report["processes"] if p.get("rows")]
-    if rows and len(rows) >= report.get("servers_wanted", 0):  # a server may be restoring its rows
-        values["servers/rows"] = sum(rows)
-    return Sample(time, report["steps"], {**values, "train/workers": len(running)})
+    return Sample(time, status.steps, finite(scalars(status)))

@@ -139,7 +139,10 @@ class View:
         kept = self._history.read(self.samples)
         if status is not None and self._events_file is None:
             kept = self._take_history(status)
-        self._note(now, kept=kept)
+        self._note(now)
+        over = self._report.get("state") in _OVER
+        if not kept and not over and status is not None and status.steps:
+            self.samples.add(of_status(status, now))
 
     def _add(self, messages: Iterable[pb.Event]) -> None:
         """Add new events, and draw those that concern the lives of processes."""
@@ -176,8 +179,8 @@ class View:
                 part = self._job.ask(pb.GetStatusRequest(history_after=history.after)).history
         return samples.kept
 
-    def _note(self, now: float, *, kept: bool) -> None:
-        """Note the processes of the newest status, and its numbers if the job keeps none."""
+    def _note(self, now: float) -> None:
+        """Note the processes of the newest status."""
         report = self._report
         over = report.get("state") in _OVER
         running = [p for p in report.get("processes", ()) if p["state"] != EXITED]
@@ -193,8 +196,6 @@ class View:
         if over and not self._closed:
             self.lanes.close(self._last_time(now))
         self._closed = over
-        if not kept and not over and report.get("steps"):
-            self.samples.add(of_status(report, now))
 
     def _last_time(self, now: float) -> float:
         """Return the time of the last sign of a job that is over; ``now`` while it runs."""

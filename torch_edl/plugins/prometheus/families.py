@@ -43,15 +43,15 @@ def _of_job(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield InfoMetricFamily("torch_edl_job", "The job.", value=info)
     states: _Values = [([state], float(status.state == state)) for state in STATES]
     yield _gauge("job_state", "1 for the current state of the job.", states, "state")
-    trained = status.records_done + status.records_rolled_back
+    trained = status.records.done + status.rolled_back.records
     yield _counter("records", "Records done, with those that a rollback took back.", trained)
-    yield _one("records_done", "Records done over all epochs.", status.records_done)
-    yield _one("records_expected", "Records of all epochs; 0 if unknown.", status.records_total)
+    yield _one("records_done", "Records done over all epochs.", status.records.done)
+    yield _one("records_expected", "Records of all epochs; 0 if unknown.", status.records.total)
     yield _one("epoch", "Epoch of the first task that is not done, from 0.", status.epoch)
     tasks: _Values = [
-        (["todo"], status.tasks_todo),
-        (["doing"], status.tasks_doing),
-        (["done"], status.tasks_done),
+        (["todo"], status.tasks.todo),
+        (["doing"], status.tasks.doing),
+        (["done"], status.tasks.done),
     ]
     yield _gauge("tasks", "Tasks by state.", tasks, "state")
     yield _one("workers_wanted", "Requested number of workers.", status.workers_wanted)
@@ -63,9 +63,11 @@ def _of_job(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield _counters("events", text, happened, "kind", "level")
     text = "Time without a step after losses, moves and restarts of the master."
     yield _counter("stalled_seconds", text, status.stalled_s)
-    yield _counter("rollbacks", "Restores of the model from a checkpoint.", status.rollbacks)
+    yield _counter(
+        "rollbacks", "Restores of the model from a checkpoint.", status.rolled_back.times
+    )
     text = "Records that a rollback took back."
-    yield _counter("records_rolled_back", text, status.records_rolled_back)
+    yield _counter("records_rolled_back", text, status.rolled_back.records)
     text = "Updates lost in damaged journals."
     yield _counter("updates_lost", text, status.updates_lost)
 

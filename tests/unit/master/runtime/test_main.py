@@ -65,8 +65,8 @@ def test_a_whole_job(start):
     assert master.records() == every_record(epochs=2)
     s = master.status
     assert (s.job, s.strategy, s.epoch, s.epochs) == ("j", "ps", 2, 2)
-    assert (s.records_done, s.records_total, s.steps) == (64, 64, 34)
-    assert (s.tasks_todo, s.tasks_doing, s.tasks_done) == (0, 0, 16)
+    assert (s.records.done, s.records.total, s.steps) == (64, 64, 34)
+    assert (s.tasks.todo, s.tasks.doing, s.tasks.done) == (0, 0, 16)
     assert s.rates["mean_records_per_s"] > 0
     assert sorted((p.role, p.id) for p in s.processes) == [
         ("master", 0),
@@ -104,7 +104,7 @@ def test_data_that_is_not_there(start):
 @pytest.mark.parametrize("how", ["SIGTERM", "Stop"])
 def test_stopping_ends_everything(start, how):
     master = start({"*": {"wait_at": 1}})
-    master.until(lambda s: s.tasks_done >= 2, "some tasks")
+    master.until(lambda s: s.tasks.done >= 2, "some tasks")
     if how == "Stop":
         master.stub().call(pb.StopRequest(reason="enough"), timeout_s=HANG_S)
     else:
@@ -117,7 +117,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start):
     local = {"max_workers": 1}
     master = start({"*": {"wait_at": 2}}, train={"strategy": "local"}, cluster=local)
     done = 2
-    master.until(lambda s: s.tasks_done == done, "tasks")
+    master.until(lambda s: s.tasks.done == done, "tasks")
     wait_for((master.folder / "status.json").exists, "the first state")
     wait_for(lambda: kept(master)["tasks"]["done"] == done, "the state with these tasks")
     before = {(p.role, p.id): p.pid for p in master.children()}
@@ -210,7 +210,7 @@ def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, t
     assert rest.end("finished") == "exit code 0"
     assert any("training continues from" in event.text for event in rest.status.events)
     assert rest.status.checkpoint.endswith("step-0000000017")
-    assert (rest.status.records_done, rest.status.steps) == (32, 17)
+    assert (rest.status.records.done, rest.status.steps) == (32, 17)
     assert not list((tmp_path / "ck").glob(".snapshot-*"))
 
 

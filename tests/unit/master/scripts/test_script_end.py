@@ -119,7 +119,7 @@ def test_the_records_of_a_loop_that_was_left_are_told_at_the_end() -> None:
         w.leave(worker, finished=True)
     w.agent("n", died(11, local_rank=0, code=0), died(12, code=0), done=True)
     status = w.status()
-    assert (status.state, status.records_done, status.records_early) == ("finishing", 240, 160)
+    assert (status.state, status.records.done, status.records_early) == ("finishing", 240, 160)
 
 
 def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever() -> None:

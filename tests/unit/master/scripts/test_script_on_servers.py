@@ -87,7 +87,7 @@ def test_the_first_loader_defines_the_tasks() -> None:
     assert spans == data
     status = w.status()
     assert (status.epochs, status.epoch) == (2, 2)
-    assert (status.records_done, status.records_total, status.tasks_done) == (200, 200, 4)
+    assert (status.records.done, status.records.total, status.tasks.done) == (200, 200, 4)
 
 
 def test_data_before_a_model_and_data_without_records_are_refused() -> None:
@@ -200,7 +200,7 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     assert w.outcome.state == "finished"
     assert w.said("with 3 tasks to do", "warning")
     status = w.status()
-    assert status.records_early == status.records_total - status.records_done > 0
+    assert status.records_early == status.records.total - status.records.done > 0
     # Another job goes on there, with the same data.
     again = begun(dir="/c", resumed=saved)
     assert again.task(0).task_id == 1

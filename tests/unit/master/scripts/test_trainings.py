@@ -215,7 +215,7 @@ def test_a_training_on_servers_begins_with_a_model_and_data_of_its_own(
     assert (first.task_id, first.offset, first.end) == (0, 0, 20)
     assert w.lease(1, incarnation=1).next == CHANGED
     train = w.status()
-    assert (train.records_done, train.records_total) == (done, 240)
+    assert (train.records.done, train.records.total) == (done, 240)
     w.do(1, first)
     train_all(w, 1)
     assert w.job.done() == (done + 40, steps + 10)

@@ -89,8 +89,8 @@ class TestScripts:
 
     def seen(self, w: World) -> tuple[int, int, int, int, int]:
         status = w.status()
-        done, total = status.records_done, status.records_total
-        return status.epoch, status.epochs, done, total, status.records_begun
+        done, total = status.records.done, status.records.total
+        return status.epoch, status.epochs, done, total, status.records.begun
 
     @pytest.fixture
     def w(self) -> World:

@@ -17,7 +17,7 @@ from torch_edl.wire import master_pb2 as pb
 
 def status(done: int, *processes: tuple[str, int, int], **fields: Any) -> pb.GetStatusResponse:
     given = {"state": "running", "job": "j", **fields}
-    found = pb.GetStatusResponse(records_done=done, records_total=100, **given)
+    found = pb.GetStatusResponse(records={"done": done, "total": 100}, **given)
     for role, id, pid in processes:
         found.processes.add(role=role, id=id, pid=pid, state="running")
     return found
@@ -84,10 +84,10 @@ def test_what_nobody_could_see_is_no_stall() -> None:
 
 def test_a_rollback_breaks_the_promise_only_where_there_was_one() -> None:
     for may in (False, True):
-        w = watch(may_roll_back=may, rollbacks=1, records_rolled_back=7)
+        w = watch(may_roll_back=may, rolled_back={"times": 1, "records": 7})
         w.struck(KILL, 0.5)
-        w.saw(status(5, rollbacks=2, records_rolled_back=12), 1.0)
-        w.saw(status(6, rollbacks=2, records_rolled_back=12), 2.0)
+        w.saw(status(5, rolled_back={"times": 2, "records": 12}), 1.0)
+        w.saw(status(6, rolled_back={"times": 2, "records": 12}), 2.0)
         found = verdict(w, 2.0)
         assert found.rolled_back == {"times": 1, "records": 5}
         assert found.held is may

@@ -87,7 +87,7 @@ def test_a_user_who_is_not_logged_in_is_told_so(cluster: Cluster, api: Api) -> N
 
 def test_a_master_that_may_not_change_its_job_says_in_its_pod_how_the_job_ended(api: Api) -> None:
     found = found_job(api)
-    last = pb.GetStatusResponse(state="failed", error="why", records_done=7)
+    last = pb.GetStatusResponse(state="failed", error="why", records={"done": 7})
     text = final_status.to_text(last, most=final_status.MAX_MESSAGE_BYTES)
     code = f"open('/dev/termination-log', 'w').write({json.dumps(text)})"
     start_master(api, "only", "n1", ["python", "-S", "-c", code])

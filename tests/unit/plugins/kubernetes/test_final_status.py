@@ -11,7 +11,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def status(**fields: object) -> pb.GetStatusResponse:
-    made = pb.GetStatusResponse(state="failed", records_done=12, loss=math.nan, **fields)
+    made = pb.GetStatusResponse(state="failed", records={"done": 12}, loss=math.nan, **fields)
     made.processes.add(role="worker", id=1)
     made.events.add(sequence=1, text="a note")
     for steps in (1, 2):
@@ -22,7 +22,7 @@ def status(**fields: object) -> pb.GetStatusResponse:
 def test_what_is_read_is_what_was_written_without_what_is_long() -> None:
     found = final_status.from_text(final_status.to_text(status(error="no", traceback="line")))
     assert found is not None
-    assert (found.state, found.records_done, found.error, found.traceback) == (
+    assert (found.state, found.records.done, found.error, found.traceback) == (
         "failed", 12, "no", "line"
     )  # fmt: skip
     assert math.isnan(found.loss)
@@ -34,7 +34,7 @@ def test_what_is_read_is_what_was_written_without_what_is_long() -> None:
 @pytest.mark.parametrize("letter", ["x", "é", "\n", "\x00", "🙂"])
 def test_a_text_of_any_length_fits_and_keeps_the_end_of_the_traceback(letter: str) -> None:
     long = letter * 100_000
-    made = status(error=long, traceback=f"{long}ValueError", strategy_reason=long)
+    made = status(error=long, traceback=f"{long}ValueError", reason=long)
     made.logged.update({f"{letter * 90}{number}": 1.0 for number in range(100)})
     for most in (final_status.MAX_MESSAGE_BYTES, final_status.MAX_BYTES):
         text = final_status.to_text(made, most=most)

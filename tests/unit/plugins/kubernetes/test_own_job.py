@@ -43,7 +43,7 @@ def test_the_end_is_noted_also_if_the_server_is_away_for_a_while(
 ) -> None:
     assert own.begin() == ""
     cluster.control("restart", away_s=0.2, unsynced_s=0.5)
-    own.end(pb.GetStatusResponse(state=state, error="why", records_done=7))
+    own.end(pb.GetStatusResponse(state=state, error="why", records={"done": 7}))
     # A master that is started again hears that the job is over.
     assert own.begin() == state
     there = cluster_job.find(api, "ctr")

@@ -35,11 +35,9 @@ def to_text(status: pb.GetStatusResponse, *, most: int = MAX_BYTES) -> str:
     kept.ClearField("events")
     kept.ClearField("processes")
     del kept.evaluations[:-1]
-    expendable = ["logged", "evaluations", "rates"]
+    expendable = ["events_count", "logged", "evaluations", "rates"]
     while len((text := _text(kept)).encode()) > most:
-        longest = max(
-            ("strategy_reason", "error", "traceback"), key=lambda n: len(getattr(kept, n))
-        )
+        longest = max(("reason", "error", "traceback"), key=lambda n: len(getattr(kept, n)))
         said = getattr(kept, longest)
         half = len(said) // 2
         if half > _LEAST_CHARS:
