@@ -64,7 +64,7 @@ def test_a_column_has_one_type_over_the_whole_file(
             '{"a": {"b": 1}}\n{"a": {"b": "x"}}\n',
             "line 2: column 'a.b' is string",
         ),
-        ('{"a": 1}\n{"a": 2} {"a": 3}\n', "line 2: 2 records in 1 rows; write one per row"),
+        ('{"a": 1}\n{"a": 2} {"a": 3}\n', "line 2: rows: 1, records: 2; write one record per row"),
         ('{"a": 1}\n{"a": 18446744073709551615}\n', "line 2: 18446744073709551615 does not fit"),
         ('{"a": [{"b": -9223372036854775809}]}\n', "line 1: -9223372036854775809 does not fit"),
         (b'{"a": "x"}\n{"a": "\xff"}\n', "line 2: text that is not UTF-8"),

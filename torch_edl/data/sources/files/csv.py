@@ -135,7 +135,9 @@ class CsvSource(LineSource):
         return field
 
     def _reason(self, text: bytes | memoryview, types: Any) -> str:
-        """Return why a row cannot be parsed; empty: unknown, or several rows."""
+        """Return why a single row cannot be parsed; empty: unknown, or several rows."""
+        if len(self.rows(text, True)) > 1:
+            return ""
         row = bytes(text).strip(b"\r\n")
         try:
             fields = self._read(row + b"\n")  # as names
@@ -144,7 +146,8 @@ class CsvSource(LineSource):
                     f"a row of {fields.num_columns} fields, the header has {len(self._names)}: "
                     f"{row[:80].decode(errors='replace')!r}"
                 )
-            for name, value in zip(self._names, fields.column_names, strict=True):
+            values = fields.column_names if types is not None else ()
+            for name, value in zip(self._names, values, strict=False):
                 as_bytes = dict.fromkeys(self._names, pa.binary())
                 try:
                     self._read(text, self._names, {**as_bytes, name: types[name]})

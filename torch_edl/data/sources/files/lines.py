@@ -119,7 +119,7 @@ class LineSource(BlockSource):
     def _parse(self, text: bytes | memoryview, schema: Any, count: int) -> Any:
         rows = self.parse(text, schema)
         if len(rows) != count:
-            raise MalformedError(f"{len(rows)} records in {count} rows; write one per row")
+            raise MalformedError(f"rows: {count}, records: {len(rows)}; write one record per row")
         return rows
 
     def rows(self, text: bytes | memoryview, whole: bool) -> Rows:
@@ -207,13 +207,14 @@ class LineSource(BlockSource):
         *,
         skip: bool = False,
     ) -> npt.NDArray[np.bool_]:
-        """Return True for each record that passes a check. The whole text is checked first, then
-        smaller and smaller parts of it; with ``skip`` without records that need no parser to be
-        malformed.
+        """Return True for each record that passes a check. If the whole text does not pass, smaller
+        and smaller parts of it are checked, down to single records.
 
         Args:
             check: function of whole rows and their number of records.
-            skip: leave out single records that are malformed, instead of raising DataError.
+            skip: leave out malformed records. Records that are seen to be malformed without a
+                parser are left out first, since single checks are slow. False: raise DataError for
+                the first malformed record.
         """
         sound = np.ones(len(rows), dtype=bool)
         parts = [np.arange(len(rows))] if len(rows) else []

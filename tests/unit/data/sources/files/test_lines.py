@@ -63,7 +63,7 @@ CASES = [
     ("a.jsonl", jsonl('{"a": "x"}\n'), r"line 402: .*Column\(/a\) changed from number to string"),
     ("a.jsonl", jsonl('{"a": tru}\n'), "line 402: JSON parse error"),
     ("a.jsonl", jsonl("[1]\n"), "line 402: expected one JSON object per line"),
-    ("a.jsonl", jsonl('{"a": 1} {"a": 2}\n'), "line 402: 2 records in 1 rows"),
+    ("a.jsonl", jsonl('{"a": 1} {"a": 2}\n'), "line 402: rows: 1, records: 2"),
     ("a.jsonl", jsonl(f'{{"c": {DEEP}}}\n'), "line 402: more than 64 objects"),
     ("a.svm", svm("1 2:x\n"), "line 402: not a number: b'2:x'"),
     ("a.svm", svm("1 qid:1 2:1\n"), "line 402: some records have a qid"),
