@@ -31,6 +31,7 @@ from master.runtime import job_files
 from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.job_files import EventFile
+from master.runtime.ledger_file import LedgerFile
 from master.runtime.local_node import LocalNode
 from master.runtime.loop import StateThread, run
 from master.runtime.machines import Machines
@@ -475,8 +476,7 @@ def _job(claimed: _Claimed, fleet: Fleet, clock: Clock) -> ManagedJob:
 def _made(claimed: _Claimed, job: ManagedJob, host: Host, stop: StopSignals, clock: Clock) -> _Run:
     """Make what answers calls and stores the state; nothing listens yet."""
     config, folder, launcher = claimed.config, claimed.folder, claimed.launcher
-    lines = extensions.load(extensions.LEDGERS, "file", "tasks.jsonl")
-    ledger = lines(folder.dir / "tasks.jsonl", anew=claimed.left is None)
+    ledger = LedgerFile(folder.dir / "tasks.jsonl", anew=claimed.left is None)
     writer = StateWriter(claimed.lock, secret=claimed.token, superseded=_give_way, ledger=ledger)
     service = Service(
         job,

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from master.runtime.ledger_file import LedgerFile
 from master.runtime.store import Lock
 from master.state.job.job import ManagedJob
 from master.state.job.restart import FORMAT, stored, to_state
 from torch_edl.errors import EdlError, StoreConflictError
 from torch_edl.interfaces import Store
-from torch_edl.interfaces.ledger import LedgerSink
 
 # Keys in the store: the state, which changes every second, and the preparation, which may be large
 # and rarely changes.
@@ -75,7 +75,7 @@ class StateWriter:
         *,
         secret: str,
         superseded: Callable[[str], None],
-        ledger: LedgerSink | None = None,
+        ledger: LedgerFile | None = None,
     ) -> None:
         self._ledger = ledger
         self._lock = lock

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from master.state.work.ledger import line_of
 from tests.faults.conftest import KEEP, MODEL, TASKS, Job, ModelJob
 from tests.faults.ring_jobs import RingJob
 from tests.faults.test_audit import audit
@@ -21,7 +22,6 @@ from tests.faults.test_streams import STREAM, Producer
 from tests.kafka_server import Kafka
 from tests.place import EDL
 from torch_edl.checkpoint import layout
-from torch_edl.plugins.audit.ledger import line_of
 
 HERE = Path(__file__).parent
 TRAINER = """

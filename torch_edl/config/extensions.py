@@ -26,12 +26,6 @@ PREPROCESSING = "torch_edl.preprocessing"
 """Kinds of preprocessing; see :class:`torch_edl.interfaces.Fittable`."""
 STORAGES = "torch_edl.storages"
 """Stores of files; see :class:`torch_edl.interfaces.Storage`."""
-LEDGERS = "torch_edl.ledgers"
-"""Ledgers of tasks; see :class:`torch_edl.interfaces.ledger.Ledger`."""
-NOTICES = "torch_edl.notices"
-"""Notices of preemption; see :class:`torch_edl.processes.preemption.Notice`."""
-PROBES = "torch_edl.probes"
-"""Probes of a process and its machine: functions; see ``docs/extending.md``."""
 TRACERS = "torch_edl.tracers"
 """Senders of spans of steps for ``--trace``; see ``docs/extending.md``."""
 WATCHES = "torch_edl.watches"
@@ -82,12 +76,6 @@ def load(group: str, name: str, what: str) -> Any:
         extra = ", ".join(found.extras)
         fix = f"install what reads it: pip install 'torch-edl[{extra}]'" if extra else str(found)
         raise UsageError(f"{what}: {error}; {fix}") from error
-
-
-def counts_of_machine() -> dict[str, float]:
-    """Return what the probe ``pressure`` reads on the machine of this process."""
-    found: dict[str, float] = load(PROBES, "pressure", "the counts of the machine")()
-    return found
 
 
 def platform(name: str) -> Any:

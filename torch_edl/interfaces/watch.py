@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Verdict(NamedTuple):
     """A process that needs attention, and what to do about it.
 
-    While a process has a verdict, its heartbeats carry the values of the probe ``pressure``, which
-    ``machine`` of its status shows.
+    While a process has a verdict, its heartbeats carry what keeps the processes of its machine
+    from running (:mod:`torch_edl.processes.pressure`), which ``machine`` of its status shows.
     """
 
     role: str

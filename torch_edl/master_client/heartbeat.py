@@ -14,8 +14,7 @@ from typing import Any
 
 import grpc
 
-from torch_edl.config import extensions
-from torch_edl.processes import usage
+from torch_edl.processes import pressure, usage
 from torch_edl.processes.this_process import all_stacks, dump_unless_called_within
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MASTER_AWAY_S, Absence, Stub
@@ -250,7 +249,7 @@ class Heartbeat:
         if standstill is not None:
             request.standstill.CopyFrom(standstill)
         if self._tells_machine:
-            request.machine.update(extensions.counts_of_machine())
+            request.machine.update(pressure.read()._asdict())
         sent = time.monotonic()
         try:
             answer = self._master.call(request, timeout_s=_CALL_S)

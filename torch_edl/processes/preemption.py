@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from torch_edl.config import extensions
 from torch_edl.config.environment import ENV_NOTICE, ENV_PROCESS
 
 log = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ _LOOK_S = 1.0
 
 
 class Notice(Protocol):
-    """A place that may hold a notice; entry points of ``torch_edl.notices`` name the classes."""
+    """A place that may hold a notice; the classes are in :mod:`torch_edl.processes.notices`."""
 
     def look(self) -> str:
         """Return the text of the notice; empty if there is none.
@@ -37,19 +36,19 @@ def watch(leave: Callable[[str], None], notice: str | None = None) -> None:
         notice: value of ``--preemption-notice``, in which ``{name}`` stands for the name of the
             process and ``{host}`` for that of the machine. Empty: there are no notices. None: the
             value is taken from the environment.
-
-    Raises:
-        UsageError: no installed package knows the scheme of the URL.
     """
     notice = os.environ.get(ENV_NOTICE, "") if notice is None else notice
     if not notice:
         return
+    # Imported here: most jobs have no notices, and urllib takes 30 ms.
+    from torch_edl.processes.notices.endpoint import EndpointNotice
+    from torch_edl.processes.notices.file import FileNotice
+
     place = notice.replace("{name}", os.environ.get(ENV_PROCESS, ""))
     place = place.replace("{host}", socket.gethostname())
-    scheme = place.partition("://")[0] if "://" in place else "file"
-    kind = extensions.load(extensions.NOTICES, scheme, f"--preemption-notice {notice}")
+    looked_at: Notice = EndpointNotice(place) if "://" in place else FileNotice(place)
     threading.Thread(
-        target=_watch, args=(place, kind(place), leave), name="preemption", daemon=True
+        target=_watch, args=(place, looked_at, leave), name="preemption", daemon=True
     ).start()
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_edl.config import extensions
 from torch_edl.ps_server.durability.log import ChangeLog
+from torch_edl.ps_server.frequent_ids import FrequentIds
 from torch_edl.ps_server.shard import ModelShard
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.codec import Framed
@@ -50,6 +50,7 @@ class CallCounts:
         self._lock = threading.Lock()
         self._seconds = {name: Histogram(_SECONDS) for name in ("pull", "push_gradients")}
         self._staleness = Histogram(_UPDATES)
+        self._frequent_ids = FrequentIds()
         self._commits: dict[object, float] = {}  # starts of waits for durability, oldest first
 
     def pushed(self, staleness: int) -> None:
@@ -113,8 +114,7 @@ class CallCounts:
                 name=table.name, rows=core.size, bytes=core.bytes, evicted=table.evicted
             )
         if with_frequent_ids:
-            add = extensions.load(extensions.PROBES, "frequent_ids", "the most frequent ids")
-            add(self._shard.tables, counts)
+            self._frequent_ids(self._shard.tables, counts)
         return counts
 
     def _timed_wait(self, wait: Callable[[], None], name: str, began: float) -> Callable[[], None]:

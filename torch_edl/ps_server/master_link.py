@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
-from torch_edl.config import extensions
 from torch_edl.errors import EdlError
-from torch_edl.processes import usage
+from torch_edl.processes import pressure, usage
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.ps_server.durability.peer import Peer
 from torch_edl.tables.watermarks import Watermarks
@@ -145,7 +144,7 @@ class MasterLink:
             rows=rows,
             bytes=size,
             counts=self.counts(self._tells_frequent_ids),
-            machine=extensions.counts_of_machine() if self._tells_machine else None,
+            machine=pressure.read()._asdict() if self._tells_machine else None,
             usage=pb.Usage(**usage.read()),
         )
         try:

@@ -32,7 +32,7 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.session import MasterSession
-from torch_edl.processes import preemption
+from torch_edl.processes import machine_speed, preemption
 from torch_edl.processes.process_group import end_own_group
 from torch_edl.processes.signals import LEFT, GracefulExit
 from torch_edl.processes.this_process import configure_torch, leave, leave_now, setup_logging
@@ -170,8 +170,7 @@ def _work(master: MasterSession) -> int:
         preemption.watch(master.departure.leave)
         if config.cluster.check_machine:
             master.progress.phase = "checking"
-            measure = extensions.load(extensions.PROBES, "speed", "--check-machine")
-            master.progress.machine.update(measure())
+            master.progress.machine.update(machine_speed.measure()._asdict())
             master.heartbeat.beat()
         gc.freeze()
         gc.enable()

@@ -9,10 +9,10 @@ from typing import Any
 
 from master.state.actions import Saved
 from master.state.membership import Membership
+from master.state.work.ledger import TaskLedger
 from torch_edl.config import JobConfig
 from torch_edl.data.resuming import SAME_SAMPLES, difference
 from torch_edl.errors import UsageError
-from torch_edl.interfaces.ledger import Ledger
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -79,7 +79,7 @@ class ScriptProgress:
     members_save = True
     """True if the members of the ring write the checkpoints and report them."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: TaskLedger) -> None:
         self._ledger = ledger
         self.records_before = 0
         """Records that were done before this run of the job."""

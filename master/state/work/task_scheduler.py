@@ -11,11 +11,12 @@ from master.state.membership import Membership
 from master.state.work.evaluation import EvaluationResult, Evaluations
 from master.state.work.fitting import Fitting
 from master.state.work.leases import IdleWorker, Lease, TaskFailures
+from master.state.work.ledger import TaskLedger
 from master.state.work.progress import first_task, whole_epochs
 from master.state.work.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
 from master.state.work.suspects import verdict
 from master.state.work.tasks import TaskQueue, Unreported
-from torch_edl.config import JobConfig, extensions
+from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
@@ -48,7 +49,7 @@ class TaskScheduler:
         """Shards of :attr:`main`."""
         self.identity: Mapping[str, Any] = {}
         """Values that determine which records a task id means."""
-        self.ledger = extensions.load(extensions.LEDGERS, "tasks", "tasks.jsonl")()
+        self.ledger = TaskLedger()
         self.lockstep = False
         """True if a ring processes :attr:`main` together, in order; nothing of it is leased."""
         self._config = config

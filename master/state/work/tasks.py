@@ -10,11 +10,11 @@ from typing import Any
 
 from master.state.membership import Member, Membership
 from master.state.work.leases import FirstRecords, Hand, Lease
+from master.state.work.ledger import TaskLedger
 from master.state.work.progress import TaskProgress
 from master.state.work.suspects import Suspects
 from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Task
-from torch_edl.interfaces.ledger import Ledger
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -40,7 +40,7 @@ class TaskQueue(TaskProgress):
         kind: pb.TaskKind = pb.TASK_TRAIN,
         states: Sequence[pb.MetricState] = (),
         directory: str = "",
-        ledger: Ledger | None = None,
+        ledger: TaskLedger | None = None,
     ) -> None:
         super().__init__(space)
         self.timeout_s = timeout_s

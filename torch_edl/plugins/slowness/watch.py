@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from torch_edl.config import JobConfig
 from torch_edl.events import MachineSlow, ProcessRecovered, ProcessSlow
 from torch_edl.interfaces import Verdict
-from torch_edl.plugins.slowness.pressure import Pressure, cause
 from torch_edl.plugins.slowness.rates import SLOW, WITHIN_S, Change, Slowness, Work, shares
+from torch_edl.processes.pressure import Pressure, cause
 from torch_edl.wire import master_pb2 as pb
 
 # Minibatches of the median worker, and calls of the median server, below which rates say nothing.

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from master.runtime.ledger_file import LedgerFile
 from master.runtime.store import SqliteStore
+from master.state.work.ledger import TaskLedger
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.plugins.audit.done_tasks import DoneTasks
-from torch_edl.plugins.audit.ledger import TaskLedger
-from torch_edl.plugins.audit.ledger_file import LedgerFile
 from torch_edl.plugins.audit.records import Records
 from torch_edl.plugins.audit.replay import Replay, replay, runs
 

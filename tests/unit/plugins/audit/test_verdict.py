@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from master.runtime.ledger_file import LedgerFile
+from master.state.work.ledger import TaskLedger, line_of
 from tests.mutations import mutations
 from tests.schemas import require_valid
 from torch_edl.checkpoint import layout
@@ -22,8 +24,6 @@ from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.launch.jobs.folder import JobFolder
-from torch_edl.plugins.audit.ledger import TaskLedger, line_of
-from torch_edl.plugins.audit.ledger_file import LedgerFile
 from torch_edl.plugins.audit.verdict import audit
 from torch_edl.tables.watermarks import Watermarks
 

@@ -9,7 +9,7 @@ import pytest
 
 from master.state.workforce.processes import DRAINING, ServerProcess
 from tests.unit.master.world import World, running
-from torch_edl.plugins.slowness.pressure import Pressure
+from torch_edl.processes.pressure import Pressure
 from torch_edl.wire import master_pb2 as pb
 
 RATES = {0: 100, 1: 90, 2: 20}

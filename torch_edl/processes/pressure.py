@@ -42,11 +42,6 @@ class Pressure(NamedTuple):
         return cls(**{name: machine[name] for name in cls._fields}) if told else None
 
 
-def probe() -> dict[str, float]:
-    """Return the counts for a heartbeat."""
-    return read()._asdict()
-
-
 def read(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Pressure:
     """Return the counts of this machine and of the cgroup of this process."""
     times = [int(word) for word in _after(proc / "stat", "cpu ").split()[:_TIMES]]

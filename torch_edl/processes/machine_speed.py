@@ -20,11 +20,6 @@ class MachineSpeed(NamedTuple):
     """Bytes a second of copies of 64 MiB."""
 
 
-def probe() -> dict[str, float]:
-    """Return the speed of this machine for a heartbeat."""
-    return measure()._asdict()
-
-
 def measure(part_s: float = _PART_S) -> MachineSpeed:
     """Return the speed of this machine, measured for twice ``part_s`` seconds."""
     import numpy as np

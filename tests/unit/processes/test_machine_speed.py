@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from torch_edl.plugins.slowness.speed import measure
+from torch_edl.processes.machine_speed import measure
 
 
 def test_this_machine_computes_and_copies() -> None:

@@ -65,7 +65,3 @@ class FrequentIds:
         finally:
             now = self._clock()
             self._due = now + max(_EVERY_S, (now - began) / _SHARE)
-
-
-probe = FrequentIds()
-"""The entry point, one in each server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torch_edl.plugins.dashboard.frequent_ids import MOST, FrequentIds
+from torch_edl.ps_server.frequent_ids import MOST, FrequentIds
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable, RowBlock, update
 from torch_edl.wire import master_pb2 as pb

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.plugins.slowness import pressure
-from torch_edl.plugins.slowness.pressure import Pressure, cause
+from torch_edl.processes import pressure
+from torch_edl.processes.pressure import Pressure, cause
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_this_machine_counts_its_cpu_time() -> None:
     first, last = pressure.read(), pressure.read()
     assert last.at_s > first.at_s
     assert last.cpu_s >= first.cpu_s > 0
-    assert Pressure.of(pressure.probe()) > last
+    assert Pressure.of(pressure.read()._asdict()) > last
     assert Pressure.of({}) is None
 
 
