@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        if "torch" in sys.modules:
+            from torch_edl.pytorch.torch_internals import defer_compiler
+
+            defer_compiler()  # as a worker does
         gc.freeze()
         gc.enable()
 

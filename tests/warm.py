@@ -14,6 +14,8 @@ import contextlib
 import ctypes
 import importlib
 import json
+import multiprocessing.context
+import multiprocessing.util
 import os
 import pkgutil
 import runpy
@@ -24,8 +26,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import popen_spawn_posix, resource_tracker
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import master
 import torch_edl
@@ -47,9 +51,13 @@ _PROGRAMS = {
     "torch_edl.ps_server": "torch_edl.ps_server.__main__",
 }
 _OF_TESTS = "tests."
+# The target of a process of multiprocessing, by its command.
+_TARGET = "--multiprocessing-fork"
 _CHILDLESS = {"master.runtime.scan", "torch_edl.node.fork_server", "torch_edl.ps_server"}
 # Programs import these late.
-_LIBRARIES = ("pyarrow.parquet", "pandas", "sqlite3", "torch.distributed", "torch.utils.data")
+_LIBRARIES = (
+    "pyarrow.parquet", "pandas", "sqlite3", "torch.distributed", "torch.utils.data", "pytest"
+)  # fmt: skip
 # Variables that are read when Python begins, or while these are imported.
 _READ_AT_START = (
     "PYTHON",
@@ -113,11 +121,38 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
+class _Target(popen_spawn_posix.Popen):
+    """Forks a process of multiprocessing, which runs a function."""
+
+    def _launch(self, process: Any) -> None:
+        resource_tracker.ensure_running()
+        with mock.patch.object(multiprocessing.util, "spawnv_passfds", self._spawn):
+            super()._launch(process)
+
+    @staticmethod
+    def _spawn(python: Any, words: Sequence[str], fds: Sequence[int]) -> int:
+        command = [os.fsdecode(word) for word in words]
+        pid = _fork(command, None, None, {fd: fd for fd in (0, 1, 2, *fds)})
+        assert pid, "a function must run in a forked process: see the environment"
+        return pid
+
+
+class _Process(multiprocessing.context.SpawnProcess):
+    _Popen = staticmethod(_Target)  # type: ignore[assignment]
+
+
+class _Forks(multiprocessing.context.SpawnContext):
+    Process = _Process  # type: ignore[assignment]
+
+
+FORKS: Any = _Forks()
+"""Context of :mod:`multiprocessing` whose processes are forked."""
+
+
 @contextlib.contextmanager
 def programs() -> Iterator[None]:
     """Let this process fork programs that it starts by :mod:`subprocess`."""
-    if not _environment:
-        _environment.update(os.environ)  # as it is before a test
+    _environment.update(_environment or os.environ)  # as it is before a test
     executed, subprocess.Popen = subprocess.Popen, Popen  # type: ignore[misc]
     try:
         yield
@@ -131,7 +166,7 @@ def _started() -> ForkServer | None:
     global _server, _owner
     if _server is None and threading.current_thread() is threading.main_thread():
         room = "x" * _ROOM
-        env = {**_environment, **_SETTINGS, _ROOM_VARIABLE: room}
+        env = {**(_environment or os.environ), **_SETTINGS, _ROOM_VARIABLE: room}
         ready = threading.Event()
         _owner = os.getpid()
         subprocess.Popen = Popen.__base__  # type: ignore[misc]
@@ -175,6 +210,8 @@ def _program(words: Sequence[str]) -> tuple[str, int] | None:
     if list(words[place : place + 1]) != [sys.executable]:
         return None
     place += 1
+    if words[-1] == _TARGET:
+        return _TARGET, len(words) - 1
     while words[place : place + 1] in (["-P"], ["-u"]):
         place += 1
     if words[place : place + 1] != ["-m"]:
@@ -248,6 +285,10 @@ def run() -> None:
             program: Any = sys.modules[_PROGRAMS[name]]
             sys.modules["__main__"], sys.argv[0] = program, str(program.__file__)
             code = program.main()
+        elif name == _TARGET:
+            sys.argv.append(_TARGET)
+            exec(words[words.index("-c") + 1])
+            code = 0
         else:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             code = 0

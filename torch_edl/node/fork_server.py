@@ -43,7 +43,7 @@ ENV_IMPORTS = "TORCH_EDL_FORK_SERVER_IMPORTS"
 """Variable with the modules that the fork server of a script imports, separated by spaces."""
 
 _MOST_BYTES = 1 << 20
-_MOST_FILES = 8
+_MOST_FILES = 64
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _ADOPTED_POLL_S = 0.0002
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.forks import FORKS
 from tests.unit.api.fitting import (
     BATCH,
     N,
@@ -26,6 +25,7 @@ from tests.unit.api.fitting import (
     trainer,
 )
 from tests.waiting import HANG_S
+from tests.warm import FORKS
 from torch_edl.errors import UsageError
 
 

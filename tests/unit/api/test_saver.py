@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.forks import FORKS
 from tests.waiting import HANG_S
+from tests.warm import FORKS
 from torch_edl.api.job import Job
 from torch_edl.api.saver import Saver, TrainedSaver, settings, under_torchrun
 from torch_edl.checkpoint import layout

@@ -18,6 +18,7 @@ from tests.waiting import HANG_S
 from torch_edl.config.environment import ENV_TOKEN
 
 
+@pytest.mark.executed
 def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., Any]) -> None:
     (server,) = start(1)
     # Its own time, 0.25 s, and not the clock's, which a busy machine stretches.

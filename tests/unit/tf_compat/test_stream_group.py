@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.forks import FORKS
+from tests.warm import FORKS
 from tf_compat.collectives.stream_group import StreamGroup
 from tf_compat.collectives.stream_listener import Purpose, StreamListener
 from torch_edl.engine.ring.replicated import RingBrokenError

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from master.state.ring import Ring
-from tests.forks import FORKS
 from tests.waiting import HANG_S
+from tests.warm import FORKS
 from torch_edl.api.job import Job
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring.rendezvous import RingRendezvous

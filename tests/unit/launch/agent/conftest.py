@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.forks import FORKS, run_torch_edl
 from tests.waiting import HANG_S, is_running, wait_for
+from tests.warm import FORKS
+from torch_edl.cli.__main__ import main
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -117,14 +119,19 @@ class RunningAgent:
         os.replace(part, self.folder / name)
 
 
-def _run(later: Path, *args: Any) -> None:
+def _run(later: Path, words: list[str], env: dict[str, str], out: Path, err: Path) -> None:
     """Run torch-edl; its agent is ``LATER_S`` further in time once the file ``later`` exists."""
     from torch_edl.launch.agent import agent
 
     agent.time = SimpleNamespace(  # type: ignore[attr-defined]
         monotonic=lambda: time.monotonic() + LATER_S * later.exists()
     )
-    run_torch_edl(*args)
+    os.environ.clear()
+    os.environ.update(env)
+    for fd, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
+    sys.argv = ["torch-edl", *words]
+    sys.exit(main(words))
 
 
 class ForkedAgent(RunningAgent):
