@@ -171,8 +171,8 @@ def measure(folder: Path, megabytes: int, durability: str) -> dict[str, Any]:
         after = job.wait_for_steps(STEPS, killed)
         gaps = {pid: _longest([killed, *times]) for pid, times in after.items()}
         events = [event for event in job.status().events if event.time >= killed - 0.05]
-        gone = next(e.time for e in events if "takes over shard" in e.text)
-        ready = next(e.time for e in events if e.text.endswith("ready"))
+        gone = next(e.time for e in events if e.kind == "server_lost")
+        ready = next(e.time for e in events if e.kind == "servers_ready")
         return {
             "noticed_s": round(gone - killed, 3),
             "listens_s": round(ready - killed, 3),

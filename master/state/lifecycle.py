@@ -130,9 +130,10 @@ class EventLog:
             del self.sources[next(iter(self.sources))]
 
     def after(self, sequence: int) -> list[pb.Event]:
-        """Return the first of the kept events with a number above ``sequence``, in order: at most
-        2,000."""
-        new = min(self._count - sequence, len(self._kept))
+        """Return kept events with a number above ``sequence``, in order: the next 2,000 at most,
+        or the newest 2,000 if ``sequence`` is 0."""
+        most = len(self._kept) if sequence else _EVENTS_AT_ONCE
+        new = min(self._count - sequence, len(self._kept), most)
         newest = (self._kept[i] for i in range(len(self._kept) - new, len(self._kept)))
         later = (event for event in newest if event.sequence > sequence)
         return list(itertools.islice(later, _EVENTS_AT_ONCE))
