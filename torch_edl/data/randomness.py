@@ -8,6 +8,7 @@ records of all attempts on a task (:func:`order_of`).
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
 import random
@@ -19,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from torch_edl.data.shuffle import seed_of
 from torch_edl.data.trees import leaves
 
 T = TypeVar("T")
@@ -73,7 +73,8 @@ class Generators:
 
     def of_task(self, seed: int, epoch: int, task: int) -> TaskRandom:
         """Return the random numbers of a task in a job with this seed."""
-        return TaskRandom(self, seed_of(seed, epoch, task) >> 1)
+        digest = hashlib.blake2b(f"{seed}/{epoch}/{task}".encode(), digest_size=8).digest()
+        return TaskRandom(self, int.from_bytes(digest, "little") >> 1)
 
     def apart(self) -> AbstractContextManager[Any]:
         """Return a context in which ``feed`` does not draw from any generator."""

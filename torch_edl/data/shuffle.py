@@ -1,8 +1,7 @@
-"""The order of shuffled data and the seeds of random numbers, as pure functions of a job's seed."""
+"""The order of shuffled data, as a pure function of the job's seed."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,28 +12,25 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
-def seed_of(*key: int | str) -> int:
-    """Return a seed of 64 bits for a key, such as the job's seed and the number of an epoch."""
-    text = "/".join(map(str, key)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
 class Permutation:
-    """A permutation of [0, size), as a pure function of a key that needs no memory.
+    """A permutation of [0, size), as a pure function of a seed and numbers that needs no memory.
 
     A Feistel network permutes [0, 2^k) for any round function. Walking its cycles until a number is
     below ``size`` restricts the permutation to [0, size) (Black and Rogaway, Ciphers with Arbitrary
     Finite Domains, 2002). 2^k is at most 4 * size, so a walk takes at most four steps on average.
 
     Args:
-        key: see :func:`seed_of`.
+        seed: seed of the job.
+        numbers: what is shuffled, such as the number of the epoch.
     """
 
-    def __init__(self, size: int, *key: int | str) -> None:
+    def __init__(self, size: int, seed: int, *numbers: int) -> None:
         self.size = size
         self._half = max(1, (max(0, size - 1).bit_length() + 1) // 2)
         self._low = (1 << self._half) - 1
-        state = seed_of(*key)
+        state = _mix((seed & _MASK) + 0x9E3779B97F4A7C15)
+        for number in numbers:
+            state = _mix(state ^ (number + 1))
         self._keys = []
         for _ in range(_ROUNDS):
             state = _mix((state + 0x9E3779B97F4A7C15) & _MASK)

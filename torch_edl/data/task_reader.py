@@ -102,7 +102,7 @@ class TaskReader:
         # job can continue with the remaining records.
         count = self.source(task.shard).count
         end = max(task.end, task_end(task.start, count, self._records_per_task))
-        order = Permutation(end - task.start, seed, "records", task.id)
+        order = Permutation(end - task.start, seed, task.id)
         return end, order.span(0, task.end - task.start)
 
 

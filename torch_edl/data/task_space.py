@@ -237,7 +237,7 @@ class TaskSpace:
         shard that is not full."""
         order = self._orders.get(epoch)
         if order is None:
-            permutation = Permutation(self.tasks_per_epoch, self.seed, "tasks", epoch)
+            permutation = Permutation(self.tasks_per_epoch, self.seed, epoch)
             place = permutation.inverse if self.shuffle else int
             uneven = sorted((place(index), records) for index, records in self._uneven.items())
             order = (permutation, uneven)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_edl.data.shuffle import Permutation, seed_of
+from torch_edl.data.shuffle import Permutation
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025])
@@ -41,14 +41,14 @@ def test_a_large_permutation_is_computed_at_once():
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000, 1025])
 def test_a_span_has_the_numbers_at_its_positions(size: int) -> None:
-    permutation = Permutation(size, 7, "records", 3)
+    permutation = Permutation(size, 7, 5, 3)
     numbers = [permutation.forward(i) for i in range(size)]
     for first, last in ((0, size), (size // 2, size), (size // 3, size // 2), (0, 0)):
         assert permutation.span(first, last).tolist() == numbers[first:last]
 
 
 def test_the_order_is_the_same_in_each_version() -> None:
-    """A checkpoint names records by their position in this order; a change needs another version
-    of the rules in torch_edl/data/resuming.py."""
-    assert Permutation(10, 0, "tasks", 0).span(0, 10).tolist() == [7, 5, 0, 6, 2, 3, 1, 9, 4, 8]
-    assert seed_of(1, "a", 2) == 8632851004425999566
+    """A checkpoint and a ledger name records by their position in this order; another order needs
+    another version of the rules, ``CUTS`` in torch_edl/data/cuts.py."""
+    assert Permutation(10, 0, 0).span(0, 10).tolist() == [8, 6, 2, 5, 3, 4, 1, 7, 0, 9]
+    assert Permutation(10, 1, 2, 3).span(0, 10).tolist() == [3, 0, 9, 7, 6, 1, 8, 5, 4, 2]

@@ -96,14 +96,14 @@ def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> 
     assert w.job.done()[0] == 20, "nobody asked for a new life yet"
     newest = w.meet()
     assert (newest.number, newest.fresh, newest.restored_from) == (2, True, str(saved.path))
-    assert w.job.done() == (8, 5)
+    assert w.job.done() == (9, 5)
     assert w.fleet.model.incarnation == 2
     w.at(12)
     assert w.job.done()[0] == 12
     resumed = up(dir="/ck", resume=True, resumed=saved)
     newest = resumed.meet()
     assert (newest.fresh, newest.restored_from) == (True, str(saved.path))
-    assert resumed.job.done()[0] == 8
+    assert resumed.job.done()[0] == 9
 
 
 def test_evaluations_and_the_last_checkpoint_come_from_members_that_are_there() -> None:
