@@ -8,7 +8,8 @@ registered types of mappings, and batches of users have many (``BatchEncoding`` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -34,11 +35,12 @@ def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 
 def transform(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Return a copy of a tree, with ``function`` applied to each leaf. Nodes keep their types,
-    except for mappings without assignment, which become dicts."""
+    except for mappings that derive neither from dict nor from UserDict, which become dicts: a copy
+    of another mapping may share its content."""
     if is_tensor(tree):
         return function(tree)
     if isinstance(tree, Mapping):
-        made: Any = copy.copy(tree) if isinstance(tree, MutableMapping) else {}
+        made: Any = copy.copy(tree) if isinstance(tree, dict | UserDict) else {}
         for key, part in tree.items():
             made[key] = transform(part, function)
         return made

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,16 @@ class Fixed(Mapping[str, Any]):
         return len(self._parts)
 
 
+class Own(Fixed, MutableMapping[str, Any]):
+    """A mapping of which a copy shares the content."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._parts[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._parts[key]
+
+
 class TensorMap(UserDict[str, Any]):
     """A tensor that is a mapping too, such as a ``TensorDict``."""
 
@@ -58,6 +68,14 @@ def test_nodes_keep_their_types_and_the_tree_is_unchanged() -> None:
     assert list(made) == ["z", "a", "u"]
     assert tree["z"] == [1, (2,)]
     assert tree["u"] == {"v": 5}
+
+
+def test_a_mapping_that_shares_its_content_with_copies_is_unchanged() -> None:
+    tree = Own(a=np.arange(4))
+    for first in (0, 2):
+        made = slice_tensors(tree, first, first + 2, lambda array: array.tolist())
+        assert made == {"a": [first, first + 1]}
+    assert tree["a"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_tensor_is_a_leaf_also_if_it_is_a_mapping() -> None:
