@@ -6,7 +6,7 @@ PROTOS := $(wildcard torch_edl/wire/*.proto)
 # Compiled modules are kept: the tests start some hundred processes, which would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-all quickstart test test-kubernetes lint proto proto-check storm bench bench-cluster clean
+.PHONY: help install install-all quickstart test tests-but-storms test-kubernetes lint proto proto-check storm bench bench-cluster clean
 
 help:  ## Lists the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,7 +36,10 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 	$(BIN)/torch-edl evaluate examples/mnist/model.py --from quickstart/model \
 	  --data quickstart/data/test.recordio
 
-test: install-all lint  ## All tests but the storms
+test: install-all  ## All tests but the storms, and lint beside them
+	@$(MAKE) --no-print-directory --jobs 2 lint tests-but-storms
+
+tests-but-storms: install-all
 	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install-all proto-check  ## ruff, mypy --strict, the import contracts
