@@ -185,22 +185,38 @@ class _Claimed:
     launcher: Launcher
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A job that this master runs, with what answers calls and stores the state."""
+    """A job that this master runs, with what answers calls and stores the state. Nothing listens
+    before :meth:`listen`."""
 
-    claimed: _Claimed
-    host: Host
-    stop: StopSignals
-    clock: Clock
-    job: ManagedJob
-    service: Service
-    writer: StateWriter
-    kept: StateThread
-    history: Observers | None
-    """Observers in the pod of the master; other observers run where the user is."""
-    exported: ExitStack
-    """Exporters of metrics."""
+    def __init__(
+        self, claimed: _Claimed, job: ManagedJob, host: Host, stop: StopSignals, clock: Clock
+    ) -> None:
+        self.claimed, self.job, self.host = claimed, job, host
+        self.stop, self.clock = stop, clock
+        config, folder, launcher = claimed.config, claimed.folder, claimed.launcher
+        ledger = LedgerFile(folder.dir / "tasks.jsonl", anew=claimed.left is None)
+        self.writer = StateWriter(
+            claimed.lock, secret=claimed.token, superseded=_give_way, ledger=ledger
+        )
+        self.service = Service(
+            job,
+            clock=clock,
+            log_path=launcher.log_path,
+            cores=host.cores(config),
+            nodes=launcher.nodes if isinstance(launcher, NodeLauncher) else None,
+            writer=self.writer,
+            history=folder.history_file if host.asks else None,
+        )
+        # In the pod of the master; other observers run where the user is.
+        self.history = Observers(replace(config, observe=(), tensorboard="")) if host.asks else None
+        shown = [Watches(self.service, clock).look]
+        if self.history is not None:
+            shown.append(self.history.update)
+        self.kept = StateThread(
+            self.service, self.writer, status_file=folder.status_file, shown=shown
+        )
+        self.exported = ExitStack()
 
     def listen(self) -> None:
         """Answer calls, and let processes and users find this master.
@@ -363,7 +379,7 @@ def _run_once(
         ProcessChanged(process="master-0", state="running", pid=os.getpid()), clock()
     )
     job.start(clock())
-    running = _made(claimed, job, host, stop, clock)
+    running = _Run(claimed, job, host, stop, clock)
     try:
         running.listen()
     except (UsageError, OSError) as error:
@@ -470,41 +486,6 @@ def _job(claimed: _Claimed, fleet: Fleet, clock: Clock) -> ManagedJob:
         evaluated=claimed.evaluated,
         preprocessing=preprocessing,
         wall_offset_s=time.time() - clock(),
-    )
-
-
-def _made(claimed: _Claimed, job: ManagedJob, host: Host, stop: StopSignals, clock: Clock) -> _Run:
-    """Make what answers calls and stores the state; nothing listens yet."""
-    config, folder, launcher = claimed.config, claimed.folder, claimed.launcher
-    ledger = LedgerFile(folder.dir / "tasks.jsonl", anew=claimed.left is None)
-    writer = StateWriter(claimed.lock, secret=claimed.token, superseded=_give_way, ledger=ledger)
-    service = Service(
-        job,
-        clock=clock,
-        log_path=launcher.log_path,
-        cores=host.cores(config),
-        nodes=launcher.nodes if isinstance(launcher, NodeLauncher) else None,
-        writer=writer,
-        history=folder.history_file if host.asks else None,
-    )
-    history = Observers(replace(config, observe=(), tensorboard="")) if host.asks else None
-    kept = StateThread(
-        service,
-        writer,
-        status_file=folder.status_file,
-        shown=[Watches(service, clock).look, *([history.update] if history is not None else [])],
-    )
-    return _Run(
-        claimed=claimed,
-        host=host,
-        stop=stop,
-        clock=clock,
-        job=job,
-        service=service,
-        writer=writer,
-        kept=kept,
-        history=history,
-        exported=ExitStack(),
     )
 
 
