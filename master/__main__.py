@@ -67,6 +67,7 @@ from torch_edl.processes.process_group import start_time
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.this_process import STOPS, revived, setup_logging
 from torch_edl.training.contract.backends import preloaded
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -313,10 +314,15 @@ class _Run:
     def _tell_end(self) -> None:
         """Give the last status to the observers of the master and to the platform."""
         history, service = self.history, self.service
-        with service.changed:
-            last = service.status(history.events_after if history is not None else 0)
-        if history is not None:
+        after = history.events_after if history is not None else 0
+        while True:
+            with service.changed:
+                last = service.status(pb.GetStatusRequest(events_after=after))
+            if history is None or not last.events:
+                break
             history.update(last)
+            after = history.events_after
+        if history is not None:
             history.end(last.state, last.error)
         self.host.tell_end(last)
 

@@ -12,6 +12,7 @@ event of a kind that this version does not know. A process is named by its role 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,14 +36,17 @@ class Event:
     kind: ClassVar[str] = ""
     """Name of the class in snake case, such as ``worker_lost``."""
     LEVEL: ClassVar[str] = "info"
+    FROM_COMMANDS: ClassVar[bool] = False
+    """True if a command such as ``torch-edl chaos`` reports the event to the master."""
 
     traceback: str = ""
     """Traceback of the user's code; empty if it did not raise."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
         super().__init_subclass__()
         cls.kind = _WORD.sub("_", cls.__name__).lower()
-        KINDS[cls.kind] = cls
+        if not abstract:
+            KINDS[cls.kind] = cls
 
     @property
     def level(self) -> str:
@@ -61,7 +65,7 @@ class Event:
 
     @property
     def is_unseen(self) -> bool:
-        """True if no master observed the job before the event."""
+        """True if no master ran just before the event."""
         return False
 
     @property
@@ -71,14 +75,15 @@ class Event:
 
     @property
     def silence_s(self) -> float:
-        """Seconds for which the process may have been lost already."""
+        """Seconds before the event in which the process may already have been dead."""
         return 0.0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields that differ from their default, as JSON values."""
+        """The fields that differ from their default, as JSON values; a number that is not finite
+        is None."""
         return {
-            f.name: value
+            f.name: None if isinstance(value, float) and not math.isfinite(value) else value
             for f in dataclasses.fields(self)
             if (value := getattr(self, f.name)) != f.default
         }
@@ -136,8 +141,8 @@ def role_of(process: str) -> str:
 Way = Literal["ended", "taken", "silent", "gone", "late", "unstarted"]
 """How a process was lost. ``ended``: its exit was seen. ``taken``: it was preempted or evicted, or
 its machine was lost. ``silent``: it did not answer, or made no step, and was declared lost.
-``gone``: it no longer takes part, and its exit was not seen. ``late``: it was started, and did not
-begin to run. ``unstarted``: it could not be started."""
+``gone``: it no longer takes part, and its exit was not seen. ``late``: it did not run
+in time after its start. ``unstarted``: it could not be started."""
 
 _WAYS: Mapping[str, str] = {
     "ended": "ended with ",
@@ -159,7 +164,7 @@ def how(way: str, cause: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(Event):
+class Loss(Event, abstract=True):
     """A process is lost. The classes below say what follows."""
 
     LEVEL = "warning"
@@ -207,7 +212,7 @@ class StrategyChosen(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUsed(Event):
-    """The first worker said where it computes."""
+    """The first worker reported its device."""
 
     device: str
 
@@ -229,7 +234,7 @@ class TrainingResumed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NothingToResume(Event):
-    """The job was to continue from a checkpoint, and there is none."""
+    """``--resume`` was set, but there is no checkpoint."""
 
     LEVEL = "warning"
 
@@ -440,7 +445,7 @@ class RecordsRemoved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsSkipped(Event):
-    """Records are left out, since workers died of them."""
+    """Records are skipped, because workers died while they trained on them."""
 
     LEVEL = "warning"
 
@@ -454,7 +459,7 @@ class RecordsSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DataTouched(Event):
-    """Files were written since the checkpoint, and still look the same."""
+    """Files were rewritten since the checkpoint, with the same size, first and last block."""
 
     LEVEL = "warning"
 
@@ -543,14 +548,16 @@ class StoppedEarly(Event):
     metric: str
     patience: int
     """Epochs without a better value after which the rule ends the training."""
-    best: float
+    best: float | None
+    """Best value of the metric; None if no value was finite."""
     best_epoch: int
 
     @property
     def text(self) -> str:
+        best = math.nan if self.best is None else self.best
         return (
             f"early stop after epoch {self.epoch}: {self.metric} has not been better for "
-            f"{self.patience} epoch{'s' * (self.patience != 1)} than {self.best:.6g} after "
+            f"{self.patience} epoch{'s' * (self.patience != 1)} than {best:.6g} after "
             f"epoch {self.best_epoch}"
         )
 
@@ -789,7 +796,7 @@ class WorkerAskedToLeave(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPreempted(Event):
-    """A worker found a notice of preemption."""
+    """A worker received a notice of preemption."""
 
     process: str
     notice: str
@@ -1010,6 +1017,8 @@ class ModelRestored(Event):
     """What was lost, as a part of a sentence."""
     process: str | None = None
     """The process whose loss is the cause; None if there is none."""
+    way: Way = "ended"
+    """How the process was lost."""
     cause: str = ""
     """Cause of its loss."""
     silent_s: float = 0.0
@@ -1250,8 +1259,8 @@ class AgentLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(Event):
-    """A watch found something about a process."""
+class Judged(Event, abstract=True):
+    """A watch reports that a process became slow or recovered."""
 
     LEVEL = "warning"
 
@@ -1330,6 +1339,7 @@ class MachineSlow(Judged):
 class ChaosBegan(Event):
     """``torch-edl chaos`` begins to inject faults."""
 
+    FROM_COMMANDS = True
     LEVEL = "warning"
 
     seconds: float
@@ -1344,6 +1354,7 @@ class ChaosBegan(Event):
 class FaultInjected(Event):
     """``torch-edl chaos`` struck a process."""
 
+    FROM_COMMANDS = True
     LEVEL = "warning"
 
     process: str
@@ -1370,7 +1381,9 @@ class FaultInjected(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosSettling(Event):
-    """The last fault is over, and the job has yet to make progress."""
+    """No fault follows; the command waits for the job to make progress."""
+
+    FROM_COMMANDS = True
 
     @property
     def text(self) -> str:
@@ -1381,6 +1394,7 @@ class ChaosSettling(Event):
 class ChaosEnded(Event):
     """``torch-edl chaos`` gave its verdict."""
 
+    FROM_COMMANDS = True
     killed: str
     """Number of killed processes by role, as a text."""
     verdict: str
@@ -1415,8 +1429,8 @@ class ProcessChanged(Event):
     died: bool = False
     """True if the process ended by itself, with an error or by a signal."""
     place: str = ""
-    """What the process has and its replacement takes, such as ``slot 3`` or ``shard 1``; empty if
-    nothing is known."""
+    """Slot or shard, which the replacement of the process takes over, such as ``slot 3``; empty if
+    unknown."""
 
     @property
     def text(self) -> str:

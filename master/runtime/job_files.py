@@ -225,12 +225,14 @@ class EventFile:
 
     def newest(self, most: int = EVENTS_KEPT) -> list[pb.Event]:
         """Return the last complete events of the file, in order."""
-        found: deque[pb.Event] = deque(maxlen=most)
+        lines: deque[bytes] = deque(maxlen=most)
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):  # truncated by a full disk
-                    found.append(event_messages.from_line(line))
-        return list(found)
+            lines.extend(file)
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # truncated by a full disk
+                found.append(event_messages.from_line(line))
+        return found
 
     def write(self, events: Sequence[pb.Event]) -> None:
         """Append events, in the order of their numbers. An error is logged once and otherwise

@@ -200,7 +200,8 @@ class StateThread:
                 return
             self._service.keep()
             with self._service.changed:
-                status = self._service.status(self._events_after)
+                asked = pb.GetStatusRequest(events_after=self._events_after)
+                status = self._service.status(asked)
             for show in self._shown:
                 show(status)
             self._events_after = max([self._events_after, *(e.sequence for e in status.events)])

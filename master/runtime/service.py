@@ -193,7 +193,7 @@ class Service:
             self.job.apply(event, self._clock())
             self.changed.notify_all()
 
-    def status(self, events_after: int = 0) -> pb.GetStatusResponse:
+    def status(self, asked: pb.GetStatusRequest | None = None) -> pb.GetStatusResponse:
         """Return the current status of the job. The caller must hold ``changed``."""
         me = pb.ProcessStatus(
             role="master",
@@ -206,7 +206,7 @@ class Service:
         )
         return user_calls.describe(
             self.job,
-            events_after=events_after,
+            asked=asked or pb.GetStatusRequest(),
             now=self._clock(),
             master=me,
             log_path=self._log_path,
@@ -337,10 +337,11 @@ class Service:
         with self.changed:
             if request.frequent_ids:
                 self.job.fleet.servers.ids_asked_at = self._clock()
-            answer = self.status(request.events_after)
+            answer = self.status(request)
         if request.HasField("history_after") and self._history is not None:
             answer.history.CopyFrom(_part(self._history, request.history_after))
-        if answer.state in _ENDED:
+        known = answer.events[-1].sequence if answer.events else request.events_after
+        if answer.state in _ENDED and (request.shown_only or known >= answer.last_event):
             self.end_seen.set()
         return answer
 

@@ -58,6 +58,6 @@ def export(service: Service, config: JobConfig) -> Callable[[], None]:
 
     def status() -> pb.GetStatusResponse:
         with service.changed:
-            return service.status(_NO_EVENTS)
+            return service.status(pb.GetStatusRequest(events_after=_NO_EVENTS))
 
     return exporter(host.strip("[]") or default, int(port), status)

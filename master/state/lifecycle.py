@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -29,9 +28,10 @@ RETURN_WITHIN_S = 60.0
 # Number of events that the log keeps, most of them changes of processes, and of one answer.
 EVENTS_KEPT = 10_000
 _EVENTS_AT_ONCE = 2_000
-# Number of commands whose last event is remembered, and characters of an event of a command.
+# Number of commands whose last event is remembered, and characters of the fields of their events.
 _SOURCES = 100
 _MOST_CHARS = 10_000
+_LAST_TIME = 1e11  # Unix seconds, which `time.localtime` converts
 _WINDOW_S = 10.0
 _SAMPLE_S = 0.5
 
@@ -111,32 +111,47 @@ class EventLog:
         """Append the events of a command; an event that the command repeats is added once.
 
         Raises:
-            UsageError: an event has an unknown level, is too long, or has fields that are no JSON
-                object; nothing was added.
+            UsageError: an event is of no kind that commands report, has fields that do not fit, an
+                impossible time, or is too long; nothing was added.
         """
         new = [each for each in messages if each.sequence > self.sources.get(source, 0)]
-        for each in new:
-            if each.level not in events.LEVELS:
-                raise UsageError(f"an event of level {each.level!r}; expected debug to error")
-            if (chars := len(each.text) + len(each.fields) + len(each.kind)) > _MOST_CHARS:
-                raise UsageError(f"an event of {chars:,} characters; at most {_MOST_CHARS:,}")
-            event_messages.fields_of(each)
-            if each.kind not in events.KINDS:
-                raise UsageError(f"an event of the kind {each.kind[:60]!r}, which is unknown")
-        for each in new:
+        found = [_of_command(each) for each in new]
+        for each, event in zip(new, found, strict=True):
             self.sources[source] = each.sequence
-            self._append(each)
+            self.add(event, each.time)
         while len(self.sources) > _SOURCES:
             del self.sources[next(iter(self.sources))]
 
     def after(self, sequence: int) -> list[pb.Event]:
-        """Return kept events with a number above ``sequence``, in order: the next 2,000 at most,
-        or the newest 2,000 if ``sequence`` is 0."""
-        most = len(self._kept) if sequence else _EVENTS_AT_ONCE
-        new = min(self._count - sequence, len(self._kept), most)
+        """Return all kept events with a number above ``sequence``, in order."""
+        new = min(self._count - sequence, len(self._kept))
         newest = (self._kept[i] for i in range(len(self._kept) - new, len(self._kept)))
-        later = (event for event in newest if event.sequence > sequence)
-        return list(itertools.islice(later, _EVENTS_AT_ONCE))
+        return [event for event in newest if event.sequence > sequence]
+
+    def page(self, sequence: int, *, shown_only: bool = False) -> list[pb.Event]:
+        """Return the events for one answer to a client that knows those up to ``sequence``: the
+        next 2,000, or the newest 2,000 for a client that knows none.
+
+        Args:
+            shown_only: leave out those that a terminal does not show.
+        """
+        found = self.after(sequence)
+        if shown_only:
+            found = [event for event in found if event.level != "debug"]
+        return found[:_EVENTS_AT_ONCE] if sequence else found[-_EVENTS_AT_ONCE:]
+
+
+def _of_command(message: pb.Event) -> Event:
+    """Return the event that a command sent, whose text is made anew."""
+    kind = message.kind[:60]
+    if (chars := len(message.fields)) > _MOST_CHARS:
+        raise UsageError(f"an event with fields of {chars:,} characters; at most {_MOST_CHARS:,}")
+    if not 0.0 <= message.time <= _LAST_TIME:
+        raise UsageError(f"an event of the kind {kind!r} at the time {message.time}")
+    event = event_messages.from_message(message)
+    if not event.FROM_COMMANDS:
+        raise UsageError(f"an event of the kind {kind!r}, which no command reports")
+    return event
 
 
 class Rates:

@@ -294,6 +294,7 @@ def test_an_event_is_a_sentence_and_travels_whole(event: Event, text: str) -> No
 def test_each_class_has_an_example() -> None:
     kinds = {kind for kind in vars(events).values() if isinstance(kind, type)}
     abstract = {Event, events.Loss, events.Judged}
+    assert not abstract & set(events.KINDS.values())
     wanted = {kind for kind in kinds if issubclass(kind, Event)} - abstract
     assert {type(event) for event, _ in EXAMPLES} == wanted
 
@@ -333,3 +334,13 @@ def test_events_are_values() -> None:
     assert event == events.EpochDone(epoch=1, epochs=3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.epoch = 2  # type: ignore[misc]
+
+
+def test_a_number_that_is_not_finite_is_none() -> None:
+    """JSON has no NaN, and an event must not stop the master that writes it."""
+    for best in (float("inf"), float("nan")):
+        event = events.StoppedEarly(epoch=5, metric="auc", patience=2, best=best, best_epoch=3)
+        line = event_messages.to_line(event_messages.to_message(event, 1, 5.0))
+        copy = event_messages.from_message(event_messages.from_line(line))
+        assert copy == dataclasses.replace(event, best=None)
+        assert copy.text.endswith("than nan after epoch 3")

@@ -55,16 +55,21 @@ class MasterStatus:
         self.stub, self._answered = stub, time.monotonic()
 
     def ask(self) -> grpc.RpcError | None:
-        """Ask the master and show its answer; return the error if there is none."""
+        """Ask the master and show its answer; return the error if there is none.
+
+        An answer has a limited number of events, so that the end may need several calls.
+        """
         assert self.stub is not None
-        request = pb.GetStatusRequest(events_after=self._display.events_after)
-        try:
-            self.newest = self.stub.call(request, timeout_s=self._timeout_s)
-        except grpc.RpcError as error:
-            return error
-        self._answered, self._silence_told = time.monotonic(), False
-        self._display.take(self.newest, signals=(self._signals.name,))
-        return None
+        while True:
+            request = pb.GetStatusRequest(events_after=self._display.events_after)
+            try:
+                self.newest = self.stub.call(request, timeout_s=self._timeout_s)
+            except grpc.RpcError as error:
+                return error
+            self._answered, self._silence_told = time.monotonic(), False
+            self._display.take(self.newest, signals=(self._signals.name,))
+            if not self.is_over or self._display.events_after >= self.newest.last_event:
+                return None
 
     def note_silence(self, why: str) -> None:
         """Show once that the master has not answered for long."""

@@ -14,6 +14,7 @@ from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.config.environment import hash_environment
 from torch_edl.errors import UsageError
+from torch_edl.events import JobFailed
 from torch_edl.interfaces.platform import JobOutcome
 from torch_edl.launch.jobs import folder, master_host
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
@@ -139,7 +140,7 @@ class _Client:
         outcome = self._outcome()
         self._keep(outcome)
         for event in self.display.held:
-            if event.text != outcome.error:
+            if event.kind != JobFailed.kind:
                 self.display.event(event)
         return outcome
 

@@ -171,17 +171,19 @@ class HistoryPart(_message.Message):
     def __init__(self, inode: _Optional[int] = ..., offset: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("events_after", "frequent_ids", "history_after")
+    __slots__ = ("events_after", "shown_only", "frequent_ids", "history_after")
     EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_ONLY_FIELD_NUMBER: _ClassVar[int]
     FREQUENT_IDS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_AFTER_FIELD_NUMBER: _ClassVar[int]
     events_after: int
+    shown_only: bool
     frequent_ids: bool
     history_after: HistoryPart
-    def __init__(self, events_after: _Optional[int] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
+    def __init__(self, events_after: _Optional[int] = ..., shown_only: _Optional[bool] = ..., frequent_ids: _Optional[bool] = ..., history_after: _Optional[_Union[HistoryPart, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "reason", "state", "error", "traceback", "epoch", "epochs", "records", "tasks", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "logged", "rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "events_count", "records_early", "updates_lost")
+    __slots__ = ("job", "kind", "strategy", "reason", "state", "error", "traceback", "epoch", "epochs", "records", "tasks", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "logged", "rolled_back", "servers_wanted", "best", "history", "losses", "outages", "stalled_s", "last_event", "events_count", "records_early", "updates_lost")
     class RatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,7 @@ class GetStatusResponse(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     OUTAGES_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_COUNT_FIELD_NUMBER: _ClassVar[int]
     RECORDS_EARLY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
@@ -261,10 +264,11 @@ class GetStatusResponse(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[_counts_pb2.LossCounts]
     outages: _containers.RepeatedCompositeFieldContainer[_counts_pb2.Outage]
     stalled_s: float
+    last_event: int
     events_count: _containers.RepeatedCompositeFieldContainer[EventCount]
     records_early: int
     updates_lost: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records: _Optional[_Union[RecordCounts, _Mapping]] = ..., tasks: _Optional[_Union[TaskStates, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., logged: _Optional[_Mapping[str, float]] = ..., rolled_back: _Optional[_Union[Rollbacks, _Mapping]] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., events_count: _Optional[_Iterable[_Union[EventCount, _Mapping]]] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records: _Optional[_Union[RecordCounts, _Mapping]] = ..., tasks: _Optional[_Union[TaskStates, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., logged: _Optional[_Mapping[str, float]] = ..., rolled_back: _Optional[_Union[Rollbacks, _Mapping]] = ..., servers_wanted: _Optional[int] = ..., best: _Optional[_Union[BestModel, _Mapping]] = ..., history: _Optional[_Union[HistoryPart, _Mapping]] = ..., losses: _Optional[_Iterable[_Union[_counts_pb2.LossCounts, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[_counts_pb2.Outage, _Mapping]]] = ..., stalled_s: _Optional[float] = ..., last_event: _Optional[int] = ..., events_count: _Optional[_Iterable[_Union[EventCount, _Mapping]]] = ..., records_early: _Optional[int] = ..., updates_lost: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers", "servers")

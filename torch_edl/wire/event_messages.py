@@ -30,7 +30,7 @@ def to_message(event: Event, sequence: int, time: float) -> pb.Event:
         level=event.level,
         text=event.text,
         kind=event.kind,
-        fields=json.dumps(event.fields),
+        fields=json.dumps(event.fields, allow_nan=False),
     )
 
 

@@ -18,7 +18,12 @@ LogPath = Callable[[str, int], str]
 
 
 def describe(
-    job: ManagedJob, *, events_after: int, now: float, master: pb.ProcessStatus, log_path: LogPath
+    job: ManagedJob,
+    *,
+    asked: pb.GetStatusRequest,
+    now: float,
+    master: pb.ProcessStatus,
+    log_path: LogPath,
 ) -> pb.GetStatusResponse:
     """Return the status of a job; ``log_path`` maps role and id of a process to its log."""
     lifecycle = job.lifecycle
@@ -35,7 +40,8 @@ def describe(
         tasks=pb.TaskStates(),
         steps=steps,
         loss=loss,
-        events=lifecycle.log.after(events_after),
+        events=lifecycle.log.page(asked.events_after, shown_only=asked.shown_only),
+        last_event=lifecycle.log.count,
         damaged=job.damaged,
         nan_steps=job.milestones.left_out.nan_steps + job.milestones.left_out.updates,
         wall_s=round(wall_s, 3),

@@ -385,6 +385,7 @@ class ManagedJob:
         restored = ModelRestored(
             why=text,
             process=loss.process if loss is not None else None,
+            way=loss.way if loss is not None else "ended",
             cause=loss.cause if loss is not None else "",
             silent_s=loss.silent_s if loss is not None else 0.0,
             who={"local": "the worker", "ps": "the servers"}.get(

@@ -179,7 +179,7 @@ class Said:
     def status(self) -> pb.GetStatusResponse:
         return user_calls.describe(
             self.job,
-            events_after=0,
+            asked=pb.GetStatusRequest(),
             now=self.now,
             master=pb.ProcessStatus(role="master"),
             log_path=lambda role, id: f"/logs/{role}-{id}.log",

@@ -30,6 +30,7 @@ class Told(NamedTuple):
     time: float
     """Unix time in seconds."""
     event: Event
+    text: str
 
 
 def has_cost(event: Event) -> bool:
@@ -61,7 +62,8 @@ class EventBook:
             if message.sequence <= self.last:
                 continue
             self.last = message.sequence
-            told = Told(message.sequence, message.time, event_messages.from_message(message))
+            event = event_messages.from_message(message)
+            told = Told(message.sequence, message.time, event, message.text)
             if message.level != "debug":
                 self._list(message, told)
             yield told

@@ -57,7 +57,7 @@ def costs(
                 "kind": told.event.kind,
                 "end": _end(told.event),
                 "process": process,
-                "text": told.event.text.partition("\n")[0],
+                "text": told.text.partition("\n")[0],
                 "noticed_s": noticed_s,
                 "stalled_s": stalls.get(told.sequence),
                 "stands": stalls.get(told.sequence, 0.0) is None,
@@ -77,6 +77,8 @@ def _end(event: Event) -> str:
     """Return how a process ended: ``died``, or ``taken`` away; empty if none did."""
     match event:
         case ProcessLeft(preempted=True) | Loss(way="taken"):
+            return "taken"
+        case ModelRestored(process=str(), way="taken"):
             return "taken"
         case Loss() | MasterRestarted():
             return "died"

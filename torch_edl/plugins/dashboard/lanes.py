@@ -54,7 +54,7 @@ class Lanes:
     def __init__(self) -> None:
         self.all: dict[tuple[str, int], Lane] = {}
         self._seen: dict[tuple[str, int], tuple[str, int, str]] = {}
-        self._lost: dict[tuple[str, int], tuple[float, str]] = {}
+        self._lost: dict[tuple[str, int], tuple[float, str, bool]] = {}
 
     def place(self, name: str) -> tuple[str, str]:
         """Return role and place of a process."""
@@ -124,15 +124,16 @@ class Lanes:
         if lane is not None:
             lane.waits.append((time - event.seconds, time))
 
-    def lost(self, time: float, name: str, how: str) -> None:
+    def lost(self, time: float, name: str, how: str, *, died: bool = True) -> None:
         """Note that the master saw the loss of a process, whose end may be noted later.
 
         Args:
             how: cause of the loss. A silent process is stopped after it was declared lost.
+            died: False if the process was taken away.
         """
         role, _, number = name.rpartition("-")
         key = "worker" if role == "spare" else role, int(number)
-        self._lost[key] = time, how
+        self._lost[key] = time, how, died
         if (lane := self.all.get(key)) is not None:
             self._settle(lane)
 
@@ -141,8 +142,8 @@ class Lanes:
         found = self._lost.get((lane.role, lane.id))
         if lane.end is None or found is None:
             return
-        time, how = self._lost.pop((lane.role, lane.id))
-        lane.end, lane.died = min(time, lane.end), True
+        time, how, died = self._lost.pop((lane.role, lane.id))
+        lane.end, lane.died = min(time, lane.end), died
         while len(lane.segments) > 1 and lane.segments[-1][0] > time:
             lane.segments.pop()
         if how:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,10 @@ class View:
         if self._events_file is not None:
             self._add(events.parse(self._events_file.read_all(final=False)))
         else:
-            self._recall(status)
-            self._add(status.events if status is not None else ())
+            recalled = self._recall(status)
+            new = {each.sequence: each for each in recalled}
+            new |= {each.sequence: each for each in (status.events if status is not None else ())}
+            self._add(new[sequence] for sequence in sorted(new))
         kept = self._history.read(self.samples)
         if status is not None and self._events_file is None:
             kept = self._take_history(status)
@@ -153,21 +155,23 @@ class View:
                 case WorkerWaited() as event:
                     self.lanes.waited(told.time, event)
                 case (Loss() | ModelRestored()) as event if event.lost_process:
-                    self.lanes.lost(told.time, event.lost_process, event.cause)
+                    died = event.way != "taken"
+                    self.lanes.lost(told.time, event.lost_process, event.cause, died=died)
 
-    def _recall(self, status: pb.GetStatusResponse | None) -> None:
-        """Add the events that a job on a cluster has left, and the curves if no master sends them:
-        at the first read, and at the first one after the end."""
-        over = self._report.get("state") in _OVER
+    def _recall(self, status: pb.GetStatusResponse | None) -> Sequence[pb.Event]:
+        """Return the events that a job on a cluster has left, and add the curves if no master sends
+        them: at the first read, and at the first one after the end."""
+        over, found = self._report.get("state") in _OVER, list[pb.Event]()
         if self._recalled == over:
-            return
+            return found
         with contextlib.suppress(EdlError):  # the next read tries again
             content = self._job.history()
-            self._add(events.parse(content.split(b"\n")))
+            found += events.parse(content.split(b"\n"))
             if status is None and content and not self.samples.kept:
                 part = pb.HistoryPart(inode=_LEFT, content=content)
                 self._history.take(part, self.samples)
             self._recalled = over
+        return found
 
     def _take_history(self, status: pb.GetStatusResponse) -> bool:
         """Add what the master of a job on a cluster sent of its history. Return whether there is a

@@ -53,7 +53,7 @@ def _book(*events: tuple[float, Event]) -> EventBook:
     book = EventBook()
     for number, (time, event) in enumerate(events, 1):
         for told in book.add([to_message(event, number, time)]):
-            assert told == (number, time, event)
+            assert told == (number, time, event, event.text)
     return book
 
 

@@ -196,14 +196,12 @@ class _Logs:
         if self.query.role not in ("", _EVENTS):
             return
         try:
-            status = self.job.ask(pb.GetStatusRequest(events_after=self._events_after))
+            status = self.job.ask(
+                pb.GetStatusRequest(events_after=self._events_after, shown_only=True)
+            )
         except EdlError:  # the master is gone; its log tells how it ended
             return
-        events = [
-            each
-            for each in status.events
-            if each.sequence > self._events_after and each.level != "debug"
-        ]
+        events = [each for each in status.events if each.sequence > self._events_after]
         if self.query.tail is not None and not self._events_after:
             events = events[len(events) - min(self.query.tail, len(events)) :]
         for event in status.events:
