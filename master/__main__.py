@@ -46,7 +46,6 @@ from master.state.job.restart import after_failure, from_state
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, Spare
 from master.state.workforce.servers import ServerCommand
-from master.state.workforce.starts import AgentPods
 from master.state.workforce.workforce import StopRequested
 from torch_edl.checkpoint.claim import Claim
 from torch_edl.config import JobConfig, extensions
@@ -117,12 +116,12 @@ class Machine(Host):
         return JobFolder(job).config()
 
     def schedules(self, config: JobConfig) -> bool:
-        return config.cluster.max_nodes > 1
+        return config.cluster.max_nodes > 1 or config.launch is not None
 
     def launcher(self, config: JobConfig, token: str, incarnation: str) -> Launcher:
         preload = preloaded(config)
         local = LocalNode(JobFolder(config.name), incarnation=incarnation, preload=preload)
-        if config.cluster.max_nodes == 1:
+        if config.cluster.max_nodes == 1 and config.launch is None:
             return local
         mark = job_files.mark_shared(config, incarnation)
         return Machines(local, config, incarnation=incarnation, preload=preload, mark=mark)
@@ -209,6 +208,8 @@ class _Run:
             writer=self.writer,
             history=folder.history_file if host.asks else None,
         )
+        if isinstance(launcher, Machines):
+            launcher.hears = self.service.hears
         # In the pod of the master; other observers run where the user is.
         self.history = Observers(replace(config, observe=(), tensorboard="")) if host.asks else None
         shown = [Watches(self.service, clock).look]
@@ -248,7 +249,7 @@ class _Run:
         env.update({ENV_MASTER: host.address(folder.name, address), ENV_TOKEN: claimed.token})
         if config.process_notice:
             env[ENV_NOTICE] = config.process_notice
-        elif config.kind != "script":  # agents watch for the notices of their machines
+        elif config.kind != "script":  # the nodes of a script watch for those of theirs
             preemption.watch(partial(_stop, service), config.cluster.preemption_notice)
         where = MasterAddress(
             address=address,
@@ -472,7 +473,8 @@ def _fleet(
         is_scheduled=host.schedules(config),
         in_pods=host.asks,
         name=claimed.incarnation,
-        agents=AgentPods(**host.agents(config)) if config.kind == "script" else None,
+        launch=config.launch,
+        starts_workers=config.kind != "script" or config.launch is not None,
     )
 
 
@@ -535,6 +537,7 @@ def _known(fleet: Fleet) -> list[Known]:
             ran=p.state != PENDING,
             pod=p.pod,
             idle=isinstance(p, Spare),
+            slot=p.slot,
         )
         for p in fleet.launched()
     ]

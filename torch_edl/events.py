@@ -926,7 +926,6 @@ PLURAL: Mapping[str, str] = {
     "worker": "workers",
     "spare": "spares",
     "ps": "parameter servers",
-    "agent": "agents",
 }
 """Names of several processes, by role."""
 
@@ -1169,7 +1168,7 @@ _THEN: Mapping[str, str] = {
 }
 
 
-# ---- machines and agents ----
+# ---- machines ----
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1226,33 +1225,6 @@ class MachineAvoided(Event):
             f"{self.host} lost {self.losses} processes within {self.within_s / 60:g} minutes, the "
             f"last one: {self.last}; other machines are preferred for as long"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentJoined(Event):
-    """An agent of a script joined."""
-
-    node: str
-    host: str
-
-    @property
-    def text(self) -> str:
-        return f"agent {self.node} on {self.host} joined"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentLost(Event):
-    """An agent of a script does not report."""
-
-    LEVEL = "warning"
-
-    node: str
-    silent_s: float
-
-    @property
-    def text(self) -> str:
-        why = f"no report of agent {self.node} for {self.silent_s:g} s"
-        return f"agent {self.node} declared lost: {why}"
 
 
 # ---- slow processes ----

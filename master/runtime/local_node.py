@@ -95,8 +95,7 @@ class LocalNode:
         ended = self._node_ended(time.monotonic())
         with self.nodes.changed:
             if self._orders is not None:
-                events, self._orders.events = self._orders.events, []
-                self._events += events
+                self._events += self._orders.collect()
                 if ended is not None:
                     self._lose(self._orders, ended)
             events, self._events = self._events, []

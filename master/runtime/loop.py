@@ -30,6 +30,7 @@ from master.state.actions import (
 from torch_edl.checkpoint.durable import write_text
 from torch_edl.errors import StoreConflictError
 from torch_edl.launch.jobs.status import as_dict
+from torch_edl.node.orders import NodeLauncher
 from torch_edl.processes.launcher import Launcher, ProcessExit, ProcessNotStarted
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
@@ -64,6 +65,7 @@ def run(
     job = service.job
     ticks = of_ticks()
     waiting: list[Action] = []  # until the state that caused them is stored
+    has_ends = False  # the state with the ends of processes is not stored yet
     signalled = False
     while True:
         if stop.name and not signalled:
@@ -93,12 +95,16 @@ def run(
             events = job.lifecycle.log.after(journal.written)
             ticks.took(time.monotonic() - began, time.monotonic())
         journal.write(events)
+        has_ends = has_ends or any(isinstance(each, ProcessExit) for each in heard)
         for action in actions:
             if waits(action):
                 waiting.append(action)
             else:
                 _act(action, service, launcher, effects)
-        if waiting and _is_kept(service):
+        if (waiting or has_ends) and _is_kept(service):
+            if has_ends and isinstance(launcher, NodeLauncher):
+                launcher.nodes.stored()
+            has_ends = False
             for action in waiting:
                 _act(action, service, launcher, effects)
             waiting.clear()

@@ -130,7 +130,6 @@ class Service:
             "ReportSpan": now(workers.report_span, notify=False),
             "LeaveRing": now(workers.leave_ring, keep=True),
             "ReportCheckpoint": now(workers.report_checkpoint, keep=True),
-            "AgentReport": now(scripts.agent_report, keep=True),
             "GetRound": now(scripts.get_round, keep=True),
             "LeaveRound": now(scripts.leave_round, keep=True),
             "CloseRounds": now(scripts.close_rounds, keep=True),
@@ -211,6 +210,10 @@ class Service:
             master=me,
             log_path=self._log_path,
         )
+
+    def hears(self, worker: int) -> bool:
+        """Return whether a worker takes part in a job that continues, and was not declared lost."""
+        return worker in self.job.members and self.job.lifecycle.outcome is None
 
     def keep(self) -> None:
         """Write the current state; OSError if that fails."""

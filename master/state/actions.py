@@ -17,6 +17,7 @@ from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard
 from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.processes.launcher import (
+    ProcessFails,
     ProcessNotStarted,
     ProcessRefused,
     ProcessRuns,
@@ -251,7 +252,7 @@ class StreamGrown:
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
 """Results of an :data:`Effect`."""
-Progress = ProcessWaits | ProcessRuns | ProcessRefused
+Progress = ProcessWaits | ProcessRuns | ProcessFails | ProcessRefused
 """Scheduling states of a process that was requested."""
 ActionEvent = ProcessNotStarted | Progress | MachineJoined | MachineLeft | PlanKept | EffectEvent
 """Results of an :data:`Action`, and changes of machines."""

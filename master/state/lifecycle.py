@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Reason why the job ended, as agents receive it; empty if the job finished."""
+        """Reason why the job ended, as nodes receive it; empty if the job finished."""
         return f"the job was stopped: {self.error}" if self.state == "stopped" else self.error
 
 

@@ -99,7 +99,8 @@ class Member:
 class Membership:
     """The workers that registered and have neither left nor been declared lost.
 
-    Ids are never reused, so a late message of a lost worker is not attributed to another worker.
+    Ids are not reused, so a late message of a lost worker is not attributed to another worker. Only
+    the process of a script may return, after it has left a training.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
@@ -177,6 +178,10 @@ class Membership:
             return
         self._moved.add(id)
         self.last_words(loss=member.loss, logged=member.logged)
+
+    def readmit(self, id: int) -> None:
+        """Allow a worker that was removed to register again."""
+        self._gone.discard(id)
 
     def staying(self) -> set[int]:
         """Return the ids of the workers that were not asked to leave."""

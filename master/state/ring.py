@@ -259,6 +259,10 @@ class Ring:
             self._living.remove(worker)
             self._lost = True
 
+    def readmit(self, worker: int) -> None:
+        """Allow a worker that has left to ask again."""
+        self._left.discard(worker)
+
     def begin_training(self) -> None:
         """Begin the rings of another model, without members. The numbers of rings continue."""
         assert not self.occupied

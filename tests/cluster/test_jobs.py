@@ -179,14 +179,14 @@ def test_a_script_trains_in_pods_of_two_workers_and_loses_one(namespace: Namespa
         before=("--nnodes", "1:2", "--nproc-per-node", "2", "-m"), cwd=FAULTS,
     )  # fmt: skip
     with contextlib.closing(job):
-        job.wait_for(lambda: len(namespace.running("script", "agent")) == 2, 100)
+        job.wait_for(lambda: len(namespace.running("script", "worker")) == 2, 100)
         job.wait_for(lambda: "4 workers" in job.said(), 100)
-        victim = namespace.running("script", "agent")[1]
+        victim = namespace.running("script", "worker")[1]
         namespace.evict(victim)
         job.wait_for(
             lambda: (
-                len(namespace.running("script", "agent")) == 2
-                and victim not in namespace.running("script", "agent")
+                len(namespace.running("script", "worker")) == 2
+                and victim not in namespace.running("script", "worker")
             ),
             100,
         )
@@ -206,7 +206,7 @@ def test_a_script_on_servers_trains_in_pods_and_loses_its_master(namespace: Name
     )  # fmt: skip
     with contextlib.closing(job):
         job.wait_for(lambda: job.done() > 0, 100)
-        for role in ("master", "agent"):
+        for role in ("master", "worker"):
             victim = namespace.running("script", role)[0]
             namespace.kill(victim)
             job.wait_for(lambda: victim not in namespace.running("script", role), 100)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Two agents that share the network of their machine, as containers may: equal host names, and
+"""Two nodes that share the network of their machine, as containers may: equal host names, and
 pid namespaces in which their pids are equal."""
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ print("counts", model.weight.detach().unique().tolist())
 
 
 @pytest.mark.slow
-def test_two_agents_of_equal_host_names_and_pids_do_the_job(place: Place) -> None:
+def test_two_nodes_of_equal_host_names_and_pids_do_the_job(place: Place) -> None:
     if subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         pytest.skip("pid namespaces are not allowed here")
     (place / "counts.py").write_text(COUNTS)
     endpoint = f"127.0.0.1:{free_port()}"
     words = ["run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "counts.py"]
-    agents = []
+    nodes = []
     for name in ("one", "two"):  # each has a home of its own, as a container has
         home = {
             "TORCH_EDL_HOME": str(place / f"home-{name}"),
             "TORCH_EDL_TOKEN": "0123456789abcdef" * 3,
         }
-        agents.append(
+        nodes.append(
             place.start(*UNSHARE, *EDL, *words, env=place.env | home, stderr=subprocess.STDOUT)
         )
         wait_for(lambda: is_listening(endpoint))
-    for agent in agents:
-        text, _ = agent.communicate(timeout=COMMAND_S)
-        assert agent.returncode == 0, text
+    for node in nodes:
+        text, _ = node.communicate(timeout=COMMAND_S)
+        assert node.returncode == 0, text
         assert "counts [2.0]" in text

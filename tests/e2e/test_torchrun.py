@@ -80,7 +80,7 @@ def test_machines_of_a_plain_script_that_do_not_meet(launches: Place) -> None:
     assert "the machines did not meet (RendezvousTimeoutError); start the command on each" in err
 
 
-@pytest.mark.slow  # what our agent reports of a failure is in tests/unit/launch/agent
+@pytest.mark.slow  # what our node reports of a failure is in tests/unit/launch/script
 def test_a_plain_script_fails_as_under_torchrun(launches: Place) -> None:
     def run(*command: str) -> tuple[int, list[str]]:
         code, _, err = finish(

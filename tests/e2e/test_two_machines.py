@@ -62,7 +62,7 @@ class Ear:
 
 
 class Machines:
-    """The agents of a job, one on this machine and one on the other."""
+    """The nodes of a job, one on this machine and one on the other."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.network = folder, network
@@ -70,12 +70,12 @@ class Machines:
         self.told.mkdir()
         self.token = secrets.token_urlsafe(32)
         self.endpoint = f"{network.here}:{free_port()}"
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[subprocess.Popen[bytes]] = []
 
     def start(
         self, machine: int, command: list[str] | None = None, *, token: str = ""
     ) -> subprocess.Popen[bytes]:
-        """Starts an agent: of the counting script on servers, or of another command."""
+        """Starts a node: of the counting script on servers, or of another command."""
         words = command or self._counting()
         env = {
             **os.environ,
@@ -83,11 +83,11 @@ class Machines:
             "TORCH_EDL_TOKEN": token or self.token,
         }
         with open(self.log(machine), "w") as log:
-            agent = subprocess.Popen(
+            node = subprocess.Popen(
                 self.network.command(words) if machine else words, env=env, stdout=log, stderr=log
             )
-        self.agents.append(agent)
-        return agent
+        self.nodes.append(node)
+        return node
 
     def _counting(self) -> list[str]:
         words = [*EDL, "run", "--job-name", "two"]
@@ -97,7 +97,7 @@ class Machines:
         return [*words, "--epochs", str(EPOCHS), "--delay", "0.004"]
 
     def log(self, machine: int) -> Path:
-        return self.folder / f"agent-{machine}.log"
+        return self.folder / f"node-{machine}.log"
 
     def status(self) -> dict[str, object]:
         file = self.folder / "home0" / "jobs" / "two" / "status.json"
@@ -135,8 +135,8 @@ class Machines:
         for process in self._left():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        for agent in self.agents:
-            agent.wait()
+        for node in self.nodes:
+            node.wait()
 
 
 @pytest.fixture
@@ -154,14 +154,14 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 def test_a_script_with_servers_on_the_first_machine(machines: Machines) -> None:
     ear = Ear(machines.network.here)
     try:
-        agents = [machines.start(0), machines.start(1)]
+        nodes = [machines.start(0), machines.start(1)]
         machines.wait_for(lambda: machines.done() > 100)
         # Its successor fetches the replica from the other server.
         machines.servers()[0].send_signal(signal.SIGKILL)
         machines.wait_for(lambda: "ps-" in machines.log(0).read_text())
         machines.gate.touch()
-        for agent in agents:
-            assert agent.wait(120) == 0, machines.report()
+        for node in nodes:
+            assert node.wait(120) == 0, machines.report()
     finally:
         heard = ear.close()
     ends = [json.loads(file.read_text()) for file in machines.told.glob("counts-*.json")]
@@ -179,7 +179,7 @@ def test_a_script_with_servers_on_the_first_machine(machines: Machines) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rounds_of_torchrun(machines: Machines, tmp_path: Path) -> None:
-    """Its agents agree at the master, encrypted; the store of a round is torch's."""
+    """Its nodes agree at the master, encrypted; the store of a round is torch's."""
     script = tmp_path / "rank.py"
     script.write_text(
         "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -188,8 +188,8 @@ def test_rounds_of_torchrun(machines: Machines, tmp_path: Path) -> None:
     try:
         words = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "edl"]
         words += ["--rdzv-endpoint", machines.endpoint, "--rdzv-id", "rounds", "--nnodes", "2"]
-        agents = [machines.start(machine, [*words, str(script)]) for machine in (0, 1)]
-        assert [agent.wait(150) for agent in agents] == [0, 0], machines.report()
+        nodes = [machines.start(machine, [*words, str(script)]) for machine in (0, 1)]
+        assert [node.wait(150) for node in nodes] == [0, 0], machines.report()
     finally:
         heard = ear.close()
     told = machines.log(0).read_text() + machines.log(1).read_text()
@@ -202,7 +202,7 @@ def test_rounds_of_torchrun(machines: Machines, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_agent_with_another_token_ends_at_once_and_harms_nobody(machines: Machines) -> None:
+def test_a_node_with_another_token_ends_at_once_and_harms_nobody(machines: Machines) -> None:
     first = machines.start(0)
     machines.wait_for(lambda: "waiting for machines" in machines.log(0).read_text())
     stranger = machines.start(1, token=secrets.token_urlsafe(32))

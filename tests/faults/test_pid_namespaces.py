@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("counting_on_servers.py")
 SAME_PID = Path(__file__).with_name("same_pid.py")
 PID = 20_000
 RECORDS, EPOCHS = 65_536, 2
-# The host names differ, because the master tells agents apart by host name and pid.
+# The host names differ, because the master tells nodes apart by host name and pid.
 NAMESPACE = ("unshare", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
 NAMED = ("sh", "-c", 'hostname "$0"; exec "$@"')
 
@@ -39,7 +39,7 @@ def why_not() -> str:
 
 
 class Containers:
-    """The agents of a job, each in its own namespace; the first one hosts master and server."""
+    """The nodes of a job, each in its own namespace; the first one hosts master and server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.told = folder, folder / "told"
@@ -47,10 +47,10 @@ class Containers:
         (folder / "gate").touch()
         self.env = {**os.environ, "TORCH_EDL_TOKEN": secrets.token_urlsafe(32)}
         self.endpoint = f"127.0.0.1:{free_port()}"
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str) -> None:
-        """Start an agent in a new namespace, with one worker whose pid there is ``PID``."""
+        """Start a node in a new namespace, with one worker whose pid there is ``PID``."""
         words = [*NAMESPACE, *NAMED, name, *EDL, "run", "--job-name", "two", "--nnodes", "1:2"]
         words += ["--nproc-per-node", "1", "--rdzv-endpoint", self.endpoint, "--ps", "1"]
         words += [str(SAME_PID), str(PID), str(SCRIPT), str(self.told), str(self.folder / "gate")]
@@ -59,11 +59,11 @@ class Containers:
         words += ["--meet", "2"]
         env = {**self.env, "TORCH_EDL_HOME": str(self.folder / f"home-{name}")}
         with open(self.folder / f"{name}.log", "w") as log:
-            self.agents.append(subprocess.Popen(words, env=env, stdout=log, stderr=log))
+            self.nodes.append(subprocess.Popen(words, env=env, stdout=log, stderr=log))
 
     def codes(self) -> list[int | None]:
-        """Return the exit codes of the agents, None for one that runs."""
-        return [agent.poll() for agent in self.agents]
+        """Return the exit codes of the nodes, None for one that runs."""
+        return [node.poll() for node in self.nodes]
 
     def report(self) -> str:
         """Return the ends of all logs."""
@@ -71,9 +71,9 @@ class Containers:
         return "\n".join(f"==== {f}\n{f.read_text()[-3000:]}" for f in logs if f.is_file())
 
     def close(self) -> None:
-        for agent in self.agents:
-            agent.send_signal(signal.SIGKILL)  # and with it, its namespace
-            agent.wait()
+        for node in self.nodes:
+            node.send_signal(signal.SIGKILL)  # and with it, its namespace
+            node.wait()
 
 
 @pytest.fixture

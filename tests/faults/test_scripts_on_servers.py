@@ -82,7 +82,7 @@ def test_workers_are_killed_at_random(start: Callable[..., ScriptJob], seed: int
 
 
 @pytest.mark.slow
-def test_the_agent_pauses_for_longer_than_it_may_be_silent(
+def test_the_node_pauses_for_longer_than_it_may_be_silent(
     start: Callable[..., ScriptJob],
 ) -> None:
     """Its workers are heard, so nobody is lost."""

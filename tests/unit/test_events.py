@@ -237,11 +237,6 @@ EXAMPLES: list[tuple[Event, str]] = [
             "preferred for as long"
         ),
     ),
-    (events.AgentJoined(node="n1", host="b"), "agent n1 on b joined"),
-    (
-        events.AgentLost(node="n1", silent_s=30.0),
-        "agent n1 declared lost: no report of agent n1 for 30 s",
-    ),
     (
         events.ProcessSlow(
             process="ps-2", share=0.31, compared=3, within_s=30.0, likely="it swaps", then="moved"

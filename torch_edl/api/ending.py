@@ -58,7 +58,7 @@ class Ending:
         """Close the job when the script ends."""
         self._watches = True
         atexit.register(self._at_exit)
-        # Exit handlers of Python do not learn the exit code. The agent reports the exit code to
+        # Exit handlers of Python do not learn the exit code. The node reports the exit code to
         # the master, but late.
         sys.exit = self._noted_exit
 
@@ -88,7 +88,7 @@ class Ending:
             with contextlib.suppress(DismissedError):
                 self._close()
             if isinstance(error, DeclaredLostError) or self._terminated():
-                # The exit status shows the sender that the signal ended the process. An agent
+                # The exit status shows the sender that the signal ended the process. The master
                 # replaces a process that a signal has ended.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -97,7 +97,7 @@ class Ending:
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
-        """Return a context for a loop over a loader. If the process ends inside it, the agent
+        """Return a context for a loop over a loader. If the process ends inside it, the job
         counts a failure, even if the exit code is 0."""
         self._loop_failed = False
         self._marks.begin_loop()

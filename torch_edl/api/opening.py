@@ -18,7 +18,7 @@ from torch_edl.api.in_ring import Totals
 from torch_edl.api.job import Job
 from torch_edl.api.saver import TrainedSaver, settings
 from torch_edl.config import CheckpointConfig
-from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, ENV_UNSEEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN, ENV_UNSEEN, own_id
 from torch_edl.errors import DismissedError, TrainingOverError, UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.this_process import outlive_terminal
@@ -117,7 +117,8 @@ def init(
 
 
 def _launched(checkpoint: CheckpointConfig, options: Mapping[str, Any]) -> Job:
-    """Return the job of a process that an agent started. Each call begins another training.
+    """Return the job of a process that a node or torchrun started. Each call begins another
+    training.
 
     Raises:
         SystemExit: the job is over; the exit code is 0.
@@ -127,7 +128,7 @@ def _launched(checkpoint: CheckpointConfig, options: Mapping[str, Any]) -> Job:
     if number > 1 and _current is not None:
         before = _current.totals
     try:
-        made = Job(MasterSession(training=number), checkpoint, before=before, **options)
+        made = Job(MasterSession(own_id(), training=number), checkpoint, before=before, **options)
     except TrainingOverError as over:
         log.info("training %d is over: continuing with %s", number, over.checkpoint)
         trained = TrainedSaver(Path(over.checkpoint), over.results)

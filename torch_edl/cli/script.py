@@ -1,6 +1,6 @@
-"""``torch-edl run`` for a training script: runs an agent on this machine.
+"""``torch-edl run`` for a training script: this process becomes the node of this machine.
 
-A script that uses torch_edl is run by the agent of torch_edl/launch/agent, any other script by
+A script that uses torch_edl is run by the node of torch_edl/launch/script, any other script by
 torch's own agent.
 """
 
@@ -23,21 +23,21 @@ from torch_edl.cli.arguments.script_arguments import ONE_MACHINE, would_train
 from torch_edl.cli.platforms import detach
 from torch_edl.cli.progress import Display
 from torch_edl.cli.terminal import stderr
-from torch_edl.config import Experiment, JobConfig, TrainConfig
+from torch_edl.config import Experiment, JobConfig, Launch, TrainConfig
 from torch_edl.config.environment import (
+    ENV_NODE_OF_POD,
     ENV_UNSEEN,
-    agent_of_pod,
     hash_environment,
     this_experiment,
 )
 from torch_edl.config.job import LOCAL
 from torch_edl.errors import JobFailedError, ScriptFailedError, UsageError
-from torch_edl.launch.agent.agent import AgentSpec, LocalAgent
-from torch_edl.launch.agent.workers import capture_output
 from torch_edl.launch.jobs import master_host
 from torch_edl.launch.jobs.folder import JobFolder, new_name
 from torch_edl.launch.jobs.logs import is_chatter, text_of
 from torch_edl.launch.jobs.observers import Observers
+from torch_edl.launch.script.script_node import ScriptNode, ScriptSpec
+from torch_edl.launch.script.workers import LocalWorker, capture_output, grace_s
 from torch_edl.launch.torchrun import options as rendezvous
 from torch_edl.wire import master_pb2 as pb
 
@@ -77,14 +77,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    """Run a script with the agent that it needs."""
+    """Run a script with our node, or with torch's agent."""
     if not _needs_us(parsed):
         return _run_plain(parsed)
     config, command = rendezvous.launch_config(parsed)
     if not rendezvous.meeting_point(parsed, config) and config.max_nodes > 1:
         log.info(
             "--nnodes %s: runs on this machine alone, since no rendezvous is named; other machines "
-            "join if all name the same --rdzv-endpoint HOST:PORT (agents of one machine: "
+            "join if all name the same --rdzv-endpoint HOST:PORT (commands on one machine: "
             "--rdzv-id NAME)",
             parsed.nnodes,
         )
@@ -100,6 +100,13 @@ def _run(parsed: argparse.Namespace) -> int:
                 config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S
             ),
             experiment=_experiment(parsed),
+            launch=Launch(
+                min_nodes=config.min_nodes,
+                max_nodes=config.max_nodes,
+                per_node=per_node,
+                max_restarts=config.max_restarts,
+                grace_s=grace_s(config),
+            ),
         )
     )
     config.run_id = name
@@ -108,7 +115,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _experiment(args: argparse.Namespace) -> Experiment:
-    """Return what the command runs; the master compares it with that of the other agents."""
+    """Return what the command runs; the master compares it with that of the other nodes."""
     script = args.training_script
     file: Path | None = Path(script).expanduser().resolve()
     if args.module:
@@ -205,30 +212,30 @@ def _run_ours(
     configs = config.rdzv_configs
     silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
     for key in configs.keys() - _HEEDED:
-        log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
+        log.warning("--rdzv-conf %s: no effect on the node of torch-edl", key)
     endpoint = rendezvous.meeting_point(args, config)
     if endpoint:
         master = master_host.find_or_start(job, endpoint=endpoint, follows=True)
     else:
         master = master_host.start(job)
-    pod = agent_of_pod()
+    pod = os.environ.pop(ENV_NODE_OF_POD, "")
     if not pod:
         log.info("%s", _announcement(args, config, job, master))
     captured = _capture(args, config, JobFolder(job.name))
-    # The agent that hosts the master receives every status of the job.
+    # The node that hosts the master receives every status of the job.
     unhosted = replace(job, observe=(), tensorboard="")
     observers = Observers(unhosted if master.hosted is None else job)
     several = job.cluster.max_workers > 1
     display = ScriptDisplay(*detached, observers.update, captured=captured, several=several)
-    agent = LocalAgent(
-        AgentSpec(
+    node = ScriptNode(
+        ScriptSpec(
             config=config,
             command=command,
             name=args.training_script,
             experiment=job.experiment,
             # In pods, the client shows the progress of the job.
             show_status=(lambda status: None) if pod else display.status,
-            show_output=display.output if captured else None,
+            show_output=(_write if pod else display.output) if captured else None,
             master=master,
             silence_s=silence_s,
             join_timeout_s=job.cluster.join_timeout_s,
@@ -238,15 +245,15 @@ def _run_ours(
     )
     with observers:
         try:
-            outcome = agent.run()
+            outcome = node.outcome()
         finally:
             display.close()
         if display.last is None or not display.last.steps:
-            hint = _hint(args, agent.failure_code)
+            hint = _hint(args, node.failure_code)
             outcome = replace(outcome, error=f"{outcome.error}{hint}")
         observers.end(outcome.state, outcome.error)
     if master.hosted is None and outcome.state != "failed":
-        return outcome.exit_code  # the agent that hosts the master reports the end of the job
+        return outcome.exit_code  # the node that hosts the master reports the end of the job
     return summary.finish(job, replace(outcome, status=display.last), display.console)
 
 
@@ -274,6 +281,12 @@ def _announcement(
         f"{args.training_script} is a training script with torch_edl: "
         f"{number} worker{'s' * (most != 1)}{where}, job {job.name}{whose}"
     )
+
+
+def _write(worker: LocalWorker, stream: str, line: bytes) -> None:
+    """Write a line of a worker to the log of its pod, which begins with the name of the worker."""
+    sys.stdout.buffer.write(f"{worker.name}: ".encode() + line + b"\n")
+    sys.stdout.flush()
 
 
 def _log_to_stderr() -> None:
@@ -310,10 +323,10 @@ class ScriptDisplay(Display):
 
     def status(self, status: pb.GetStatusResponse) -> None:
         """Show the progress, and the events that are not shown in another way."""
-        # The agent reports signals.
+        # The node reports signals.
         self.take(status, signals=_SIGNALS)
 
-    def output(self, rank: int, stream: str, line: bytes) -> None:
+    def output(self, worker: LocalWorker, stream: str, line: bytes) -> None:
         """Show a line that a worker printed."""
         if stream == "stdout" and not self._stdout_is_ours:
             sys.stdout.buffer.write(line + b"\n")
@@ -321,7 +334,7 @@ class ScriptDisplay(Display):
             return
         text = text_of(line)
         if not is_chatter(text):
-            self.line(f"rank {rank}" if self._several else "", text)
+            self.line(f"rank {worker.rank}" if self._several else "", text)
 
 
 class _Notes(logging.Handler):

@@ -5,7 +5,7 @@ Only two modules look outside: ``environment`` (variables, folders, name of the 
 a user names) and ``extensions`` (entry points of installed packages).
 """
 
-from torch_edl.config.job import Experiment, JobConfig
+from torch_edl.config.job import Experiment, JobConfig, Launch
 from torch_edl.config.parts import CheckpointConfig, ClusterConfig, DataConfig, DurabilityConfig
 from torch_edl.config.training import TrainConfig
 
@@ -16,5 +16,6 @@ __all__ = [
     "DurabilityConfig",
     "Experiment",
     "JobConfig",
+    "Launch",
     "TrainConfig",
 ]

@@ -22,7 +22,7 @@ ENV_TLS = "TORCH_EDL_TLS"
 """Folder of the certificates for connections off loopback; unset: the token makes them."""
 ENV_MASTER = "TORCH_EDL_MASTER"
 ENV_NODE = "TORCH_EDL_NODE"
-"""Name of the agent that started a worker of a script."""
+"""Name of the agent of torchrun that started a worker of a script; unset: no torchrun did."""
 ENV_HOST = "TORCH_EDL_HOST"
 """The address at which the other processes of a job reach this one; unset: loopback."""
 ENV_MODEL_FILE = "TORCH_EDL_MODEL_FILE"
@@ -33,6 +33,8 @@ ENV_NOTICE = "TORCH_EDL_NOTICE"
 """``--preemption-notice`` of a process that leaves by itself after a notice; unset: none does."""
 ENV_PROCESS = "TORCH_EDL_PROCESS"
 """Role and id of the process in its job, such as ``worker-3``."""
+ENV_NODE_OF_POD = "TORCH_EDL_NODE_OF_POD"
+"""Name of the node that ``torch-edl run`` of a script becomes in a pod; unset elsewhere."""
 
 ENV_UNSEEN = "TORCH_EDL_UNSEEN"
 """Set where ``torch-edl run`` runs a script as torchrun does, since it found no torch_edl in it."""
@@ -52,10 +54,12 @@ def hash_environment(seed: int) -> dict[str, str]:
     return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: str(seed % 2**32)}
 
 
-def agent_of_pod() -> str:
-    """``agent-3`` in the process of an agent in a pod; else empty."""
-    name = os.environ.get(ENV_PROCESS, "")
-    return name if name.startswith("agent-") else ""
+def own_id() -> int:
+    """The id that the node of this process has given it; -1 if torchrun has started it."""
+    if os.environ.get(ENV_NODE):
+        return -1
+    id = os.environ.get(ENV_PROCESS, "").rpartition("-")[2]
+    return int(id) if id.isdecimal() else -1
 
 
 def own_host() -> str:

@@ -34,13 +34,29 @@ _SINGLE_UPDATES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the nodes of a script start its workers: options of torchrun that the master applies."""
+
+    min_nodes: int = 1
+    """Number of machines that must have joined before any worker starts."""
+    max_nodes: int = 1
+    """Maximum number of machines."""
+    per_node: int = 1
+    """Number of workers on each machine."""
+    max_restarts: int = 0
+    """Number of failures of each machine after which workers are replaced."""
+    grace_s: float = 30.0
+    """Seconds between SIGTERM and SIGKILL of a worker that should end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The command of one agent; all agents of a job run the same.
+    """The command of one node; all nodes of a job run the same.
 
     Paths are compared on the same machine only. There, different working folders are different
     experiments, because relative paths of data and results depend on the folder. On other machines,
     the same checkout may have another path (home folders, mounts), and replicas agree if the same
-    program runs with the same arguments. Agents of different machines therefore compare the name
+    program runs with the same arguments. Nodes of different machines therefore compare the name
     of the script and the digest of its text.
     """
 
@@ -51,7 +67,7 @@ class Experiment:
     folder: str
     """Absolute path of the working folder without symbolic links."""
     machine: str
-    """Host name and boot id; agents with the same value see the same paths."""
+    """Host name and boot id; nodes with the same value see the same paths."""
     rdzv_id: str
     """Value of ``--rdzv-id``; ``none`` by default."""
     digest: str
@@ -74,7 +90,7 @@ class Experiment:
         return ""
 
     def require(self, other: Experiment, job: str) -> None:
-        """Reject an agent that runs ``other`` if the job runs ``self``.
+        """Reject a node that runs ``other`` if the job runs ``self``.
 
         Raises:
             UsageError: the experiments differ; the message contains both values.
@@ -152,7 +168,10 @@ class JobConfig(Checked):
         group="monitoring",
     )
     experiment: Experiment | None = None
-    """The experiment that all agents of a script must run; None without agents."""
+    """The experiment that all nodes of a script must run; None if there is none to compare."""
+    launch: Launch | None = None
+    """How the nodes of a script start its workers; None for a model file, and if torchrun starts
+    the workers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,7 +268,7 @@ class JobConfig(Checked):
     @property
     def is_on_one_machine(self) -> bool:
         """True if all processes run on the machine of the master. A script is one machine's too:
-        its agents, which are on any number of machines, start the workers."""
+        its servers are there, and its workers are on any number of machines."""
         return self.platform == LOCAL and self.cluster.max_nodes == 1
 
     @property

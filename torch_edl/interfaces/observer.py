@@ -24,7 +24,7 @@ class Observer:
                 print(step, values, file=self._file)
 
     An observer runs in the process that follows the job: the command ``torch-edl run`` (with
-    ``--detach`` its detached process), or for a script the agent that hosts the master. It never
+    ``--detach`` its detached process), or for a script the node that hosts the master. It never
     delays the job and never fails it. All methods of an observer, its constructor included, are
     called on one thread of its own, in the order of the calls below. The thread has a queue of
     10,000 items: the items that an observer is too slow for are dropped, and an exception loses the

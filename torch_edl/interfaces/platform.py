@@ -343,21 +343,13 @@ class Host(ABC):
         return job
 
     def workers_per_pod(self, config: JobConfig) -> int:
-        """Return the number of workers of a model file that share a pod."""
+        """Return the number of workers that share a pod."""
         return 1
 
     def spares(self, config: JobConfig) -> int:
         """Return the number of idle pods to keep, each of which can take the process of a lost
         pod."""
         return 0
-
-    def agents(self, config: JobConfig) -> dict[str, Any]:
-        """Return the agents of a script that the master starts; empty: a user starts them.
-
-        The keys are ``agents`` (their number), ``workers_per_agent``, ``agent_args`` (words after
-        ``torch-edl``) and ``agent_grace_s``.
-        """
-        return {}
 
     def refused(self, error: Exception) -> int:
         """Return the exit code of a master that cannot begin."""

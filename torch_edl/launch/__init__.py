@@ -1,1 +1,1 @@
-"""Starting the processes of a job: its master, its folder, and the agents of scripts."""
+"""Starting the processes of a job: its master, its folder, and the nodes of scripts."""

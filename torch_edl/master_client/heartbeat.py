@@ -41,6 +41,8 @@ class WorkerStatus:
     The public fields have the same names in ``HeartbeatRequest``.
     """
 
+    training: int = 0
+    """Number of the training of a script; 0 if the process runs no script."""
     steps: int = 0
     records: int = 0
     version: int = 0

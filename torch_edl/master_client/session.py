@@ -123,7 +123,7 @@ class MasterSession:
         self.models = str(training_dir(registered.models, training)) if here else ""
         """Folder for the final model of the training, if the script writes no checkpoints; empty if
         this machine does not have the folder of the job."""
-        self.progress = WorkerStatus(phase="starting")
+        self.progress = WorkerStatus(phase="starting", training=training)
         if self.config.trace:
             tracer = extensions.load(extensions.TRACERS, "opentelemetry", "--trace")
             told = self.config.trace, self.config.name, self.worker_id, self.progress.seconds

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
+from torch_edl.config.environment import ENV_PROCESS
 from torch_edl.node.forks import ForkServer, module_server
 from torch_edl.node.scripts import leading_imports
 from torch_edl.processes.launcher import Command, ProcessExit, ProcessSpec
@@ -24,9 +25,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MOST_CHARS = 300
 # Seconds between two searches for ended orphans, whose parents were killed.
 _REAP_S = 2.0
-# Variables of torchrun, which differ between the processes of a script. They are not read while
-# torch is imported.
+# Variables of torchrun and of ours, which differ between the processes of a script. They are not
+# read while torch is imported.
 _READ_LATER = {
+    ENV_PROCESS,
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING",

@@ -8,6 +8,7 @@ import math
 import queue
 import signal
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,12 +19,15 @@ from torch_edl.node.orders import Key, spec_of
 from torch_edl.processes.launcher import ProcessExit, ProcessSpec
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import REFUSED, Stub
+from torch_edl.wire.channel import REFUSED, Stub, unanswered
 
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
 _CALL_S = 5.0
+# A call that waits is answered within two seconds. After this time, the node makes a call on its
+# other connection too: a connection may hang after the network was cut, until the call times out.
+_OVERDUE_S = 2.5
 # Seconds within which the end of a process is noticed even if SIGCHLD is missed.
 _POLL_S = 0.5
 # Seconds for which a node that has no process left tries to report the ends of its processes.
@@ -47,7 +51,12 @@ class Node:
         away_s: seconds without an answer from a master after which the node ends.
         wakes: each item wakes the loop. This is a queue and not an event, because a signal handler
             can safely put an item into a ``SimpleQueue``.
+        signals: signals that end the node.
+        grace_s: seconds between SIGTERM and SIGKILL of the processes, once the node must end.
     """
+
+    poll_s = _POLL_S
+    """Seconds within which the loop makes its next turn, also if nothing wakes it."""
 
     def __init__(
         self,
@@ -58,6 +67,8 @@ class Node:
         *,
         away_s: float,
         wakes: queue.SimpleQueue[None],
+        signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT),
+        grace_s: float = _GRACE_S,
     ) -> None:
         self._identity = identity
         self._has_joined = bool(identity.host)
@@ -84,8 +95,11 @@ class Node:
         self._code = 0
         self._why = ""
         """Last reason of the master why this node waits or must leave."""
+        self._problem = ""
+        """Error of the last report; empty if the master has answered it."""
+        self._grace_s = grace_s
         self._wakes = wakes
-        self._signals = StopSignals((signal.SIGTERM, signal.SIGINT), wake=self._wake)
+        self._signals = StopSignals(signals, wake=self._wake)
 
     def run(self) -> int:
         """Run processes until the master or a signal ends the node.
@@ -106,7 +120,7 @@ class Node:
             while not self._is_over(time.monotonic()):
                 self._turn(time.monotonic())
                 with contextlib.suppress(queue.Empty):
-                    self._wakes.get(timeout=_POLL_S)
+                    self._wakes.get(timeout=self.poll_s)
             return self._signals.exit_code or self._code
         finally:
             self._children.stop_all(grace_s=0.0)
@@ -120,21 +134,40 @@ class Node:
             return True
         if not self._signals.count:
             return self._leaves
-        if not self._drains:
-            self._drains = True
-            self._due[False] = 0.0
-            for role, id in self._running:
-                self._children.stop(role, id, grace_s=_GRACE_S)
+        self._drain()
         if not self._has_joined:
             return self._signals.first == signal.SIGINT or not self._children.is_running
         if self._leaves or self._signals.count > 1:
             return True
+        return self._has_reported(now)
+
+    @property
+    def _is_leaving(self) -> bool:
+        """True if the job continues without this node."""
+        return self._signals.count > 0
+
+    def _drain(self) -> None:
+        """Start no more processes, and send SIGTERM to those that run."""
+        if self._drains:
+            return
+        self._drains = True
+        self._due[False] = 0.0
+        for role, id in self._running:
+            self._children.stop(role, id, grace_s=self._grace_s)
+
+    def _has_reported(self, now: float) -> bool:
+        """Return whether a draining node has reported the ends of all its processes, or has tried
+        for long enough."""
         if self._running:
             return False
+        told = not self._ended and False not in self._calls and self._due[False] == math.inf
+        return told or self._empty_s(now) > _FAREWELL_S
+
+    def _empty_s(self, now: float) -> float:
+        """Return the seconds since the last process of a draining node has ended."""
         if self._empty_since is None:
             self._empty_since = now
-        told = not self._ended and False not in self._calls and self._due[False] == math.inf
-        return told or now - self._empty_since > _FAREWELL_S
+        return now - self._empty_since
 
     def _turn(self, now: float) -> None:
         for exit in self._children.poll():
@@ -144,18 +177,26 @@ class Node:
             if call.done():
                 del self._calls[waits]
                 self._heed(call, request, waits, now)
-        for key, spec in [] if self._drains else list(self._ordered.items()):
-            if self._children.is_ready_for(spec):
-                del self._ordered[key]
-                self._start(spec)
+        ready = [] if self._drains else list(filter(self._is_ready, self._ordered.values()))
+        for spec in self._prepared(ready):
+            del self._ordered[spec.role, spec.id]
+            self._start(spec)
+        if now - self._heard_at > _OVERDUE_S and self._due[False] == math.inf:
+            self._due[False] = now
         for waits in (True, False):
             if waits not in self._calls and now >= self._due[waits]:
                 self._call(waits)
 
+    def _is_ready(self, spec: ProcessSpec) -> bool:
+        """Return whether a process can be started now."""
+        return self._children.is_ready_for(spec)
+
+    def _prepared(self, specs: Sequence[ProcessSpec]) -> Sequence[ProcessSpec]:
+        """Return processes that start now as they are passed to the launcher."""
+        return specs
+
     def _call(self, waits: bool) -> None:
-        request = pb.NodeReportRequest(
-            waits=waits, version=self._version, leaves=bool(self._signals.count)
-        )
+        request = pb.NodeReportRequest(waits=waits, version=self._version, leaves=self._is_leaving)
         request.MergeFrom(self._identity)
         request.running.extend(self._running.values())
         for role, id in self._ordered:
@@ -173,18 +214,21 @@ class Node:
         try:
             answer = call.result()
         except grpc.RpcError as error:
+            self._problem = unanswered(error)
             if error.code() in REFUSED:
-                log.error("the master rejects this node: %s", error.details())
+                self._why = error.details() or error.code().name.lower()
+                log.error("the master rejects this node: %s", self._why)
                 self._leaves, self._code = True, 1
             self._due[waits] = now + _AGAIN_S
             return
-        self._heard_at = now
+        self._heard_at, self._problem = now, ""
+        if answer.HasField("job"):
+            self._identity.incarnation = answer.job.incarnation
         self._leaves = self._leaves or answer.leave
         self._code = int(answer.leave and answer.failed)
-        if answer.leave and not answer.why and self._has_joined:
-            log.info("the job is over")
-        if answer.why and answer.why != self._why:
-            log.log(logging.ERROR if answer.failed else logging.WARNING, "%s", answer.why)
+        self._say(answer)
+        if not (answer.version or answer.HasField("job")):  # the node is not admitted
+            self._due[waits] = now + _AGAIN_S
         self._why = answer.why
         self._version = answer.version
         wanted = {(each.role, each.id) for each in (*answer.run, *answer.stop)}
@@ -202,6 +246,13 @@ class Node:
                 self._begun.add(key)
                 self._ordered[key] = spec_of(order)
 
+    def _say(self, answer: pb.NodeReportResponse) -> None:
+        """Log why the node waits or must leave."""
+        if answer.leave and not answer.why and self._has_joined:
+            log.info("the job is over")
+        if answer.why and answer.why != self._why:
+            log.log(logging.ERROR if answer.failed else logging.WARNING, "%s", answer.why)
+
     def _start(self, spec: ProcessSpec) -> None:
         role, id = spec.role, spec.id
         try:
@@ -211,7 +262,11 @@ class Node:
             self._end(pb.EndedProcess(role=role, id=id, not_started=True, why=str(error)))
             return
         self._running[role, id] = pb.RunningProcess(role=role, id=id, pid=pid)
+        self._started(spec, self._running[role, id])
         self._due[False] = 0.0
+
+    def _started(self, spec: ProcessSpec, report: pb.RunningProcess) -> None:
+        """Add to the report of a process that was started."""
 
     def _stop(self, order: pb.StopProcess) -> None:
         key = (order.role, order.id)
@@ -232,7 +287,11 @@ class Node:
             ended.own_fault = exit.own_fault
         if exit.open_loop is not None:
             ended.open_loop = exit.open_loop
+        self._explain(ended)
         self._end(ended)
+
+    def _explain(self, ended: pb.EndedProcess) -> None:
+        """Add to the report of a process that has ended."""
 
     def _end(self, ended: pb.EndedProcess) -> None:
         self._ended[ended.role, ended.id] = ended

@@ -20,6 +20,7 @@ from torch_edl.processes.launcher import (
     Known,
     ProcessEvent,
     ProcessExit,
+    ProcessFails,
     ProcessNotStarted,
     ProcessRuns,
     ProcessSpec,
@@ -44,6 +45,8 @@ class _Member:
     """True if an answer to the node has named the process."""
     runs: bool = False
     """True if the node has reported the process."""
+    fails: bool = False
+    """True if the node has reported that the process is about to fail."""
     pid: int = 0
     grace_s: float | None = None
     """Grace period in seconds of a process that should end; None if the process should run."""
@@ -71,8 +74,18 @@ class Orders:
         """True once an answer has told the node to leave."""
         self.leave = False
         """True if the node should end all its processes, then itself."""
+        self.why = ""
+        """Why the node has nothing to run yet, for its user; empty if there is no reason."""
+        self.address: tuple[str, int] = ("", 0)
+        """Address at which other machines reach the machine of the node, and a free port there; as
+        the node has reported them."""
         self.events: list[ProcessEvent] = []
         """Events that the launcher has not collected yet."""
+        self._unstored: set[Key] = set()
+        """Ended processes whose end is not in the stored state of the job. The node keeps the end
+        of such a process, so that the next master learns it."""
+        self._collected: set[Key] = set()
+        """Those of them whose end the launcher has collected."""
         # Random: a node may still know the version of an earlier master, and must not take the
         # orders of this master for those that it already has.
         self.version = secrets.randbits(40)
@@ -104,6 +117,21 @@ class Orders:
         member.overdue_at = now + member.grace_s + _OVERDUE_S
         self.version += 1
 
+    def collect(self) -> list[ProcessEvent]:
+        """Return and forget the events since the last call."""
+        events, self.events = self.events, []
+        self._collected |= self._unstored
+        return events
+
+    def stored(self) -> None:
+        """Record that the state of the job contains all collected events."""
+        self._unstored -= self._collected
+        self._collected.clear()
+
+    def acknowledges(self, request: pb.NodeReportRequest) -> bool:
+        """Return whether an answer to the request acknowledges ends of processes."""
+        return any((each.role, each.id) not in self._unstored for each in request.ended)
+
     def end(self) -> None:
         """Order the end of the node."""
         self.leave = True
@@ -129,13 +157,15 @@ class Orders:
         """Record a report. Returns whether there are events."""
         before, self.heard_at, self.reported = len(self.events), now, True
         self.leaves |= request.leaves
+        self.address = request.address, request.port
         running = {(each.role, each.id): each for each in request.running}
         ended = {(each.role, each.id): each for each in request.ended}
+        for key, end in ended.items():  # in the order in which the processes ended
+            if self._members.pop(key, None) is not None:
+                self._unstored.add(key)
+                self.events.append(_end(end, self.machine))
         for key, member in list(self._members.items()):
-            if key in ended:
-                del self._members[key]
-                self.events.append(_end(ended[key], self.machine))
-            elif key in running:
+            if key in running:
                 self._runs(key, member, running[key])
             elif member.order is None and not member.runs:
                 # The earlier master stored the start, and died before it sent the order.
@@ -144,6 +174,9 @@ class Orders:
         return len(self.events) > before
 
     def _runs(self, key: Key, member: _Member, process: pb.RunningProcess) -> None:
+        if process.failing and not member.fails:
+            member.fails = True
+            self.events.append(ProcessFails(role=key[0], id=key[1]))
         if member.runs and process.pid == member.pid:
             return
         member.runs, member.pid = True, process.pid
@@ -153,12 +186,13 @@ class Orders:
                 id=key[1],
                 node=self.machine,
                 pid=process.pid,
+                log=process.log,
             )
         )
 
     def answer(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
         """Return all orders, for the answer to a report."""
-        answer = pb.NodeReportResponse(leave=self.leave, version=self.version)
+        answer = pb.NodeReportResponse(leave=self.leave, version=self.version, why=self.why)
         self.told_to_leave |= self.leave
         for (role, id), member in self._members.items():
             member.sent = True
@@ -168,6 +202,9 @@ class Orders:
                 answer.run.append(member.order)
             else:
                 answer.run.add(role=role, id=id)
+        for ended in request.ended:
+            if (ended.role, ended.id) in self._unstored:
+                answer.run.add(role=ended.role, id=ended.id)
         for each in request.running:
             if (each.role, each.id) not in self._members:
                 answer.stop.add(role=each.role, id=each.id, grace_s=0.0)
@@ -192,6 +229,14 @@ class Nodes:
         self._end = pb.NodeReportResponse(leave=True)
         self._incarnation = incarnation
         self._nodes: dict[str, Orders] = {}
+
+    def stored(self) -> None:
+        """Record that the state of the job contains all events that the launcher has collected: the
+        nodes may forget the ends of these processes."""
+        with self.changed:
+            for orders in self._nodes.values():
+                orders.stored()
+            self.changed.notify_all()
 
     def over(self, why: str, *, failed: bool) -> None:
         """Record how the job has ended, for nodes that must leave.
@@ -251,7 +296,9 @@ class Nodes:
 
     def _has_orders(self, request: pb.NodeReportRequest) -> bool:
         orders = self._find(request)
-        return orders is None or orders.version != request.version
+        if orders is None or orders.version != request.version:
+            return True
+        return orders.acknowledges(request)
 
 
 def order_of(spec: ProcessSpec) -> pb.StartProcess:
@@ -307,6 +354,8 @@ def _end(ended: pb.EndedProcess, machine: str) -> ProcessEvent:
         node=machine,
         blames_node=failed and bool(machine),
         open_loop=ended.open_loop if ended.HasField("open_loop") else None,
+        error=ended.error,
+        traceback=ended.traceback,
     )
 
 

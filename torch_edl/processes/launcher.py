@@ -30,8 +30,8 @@ class Command:
     processes that it forked may continue.
     """
 
-    words: Sequence[str]
-    """The program and its arguments."""
+    words: Sequence[str] = ()
+    """The program and its arguments; empty: the script for which the node was started."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to those of the parent."""
     stdout: str = ""
@@ -104,6 +104,11 @@ class ProcessExit:
     open_loop: str | None = None
     """Set if a script ended with exit code 0 in a loop over a loader: the error that ended the
     loop, or an empty string."""
+    error: str = ""
+    """Failure of a script in a sentence, with its rank and its exception; empty if the script ended
+    well, or if its node could not tell."""
+    traceback: str = ""
+    """Traceback of the exception that ended a script; empty if there is none."""
     pod_lives: bool = False
     """True if the pod of the process is still there, and another process can start in it. The pod
     stays until :meth:`Launcher.stop` is called for the ended process."""
@@ -123,6 +128,23 @@ class ProcessExit:
         if self.own_fault is not None:
             return False
         return self.is_unknown or ended_by(self._number, signal.SIGKILL)
+
+    @property
+    def lacked_memory(self) -> bool:
+        """True if the kernel killed the process because memory was short."""
+        return self.own_fault is True and ended_by(self._number, signal.SIGKILL)
+
+    @property
+    def is_preemption(self) -> bool:
+        """True if the process may have been preempted, without a known cause: SIGTERM or SIGKILL
+        ended it, also if memory was short."""
+        return self.was_terminated or self.was_killed or self.lacked_memory
+
+    @property
+    def completed(self) -> bool:
+        """True if the process came to the end of its program: it ended with exit code 0, and not in
+        a loop over a loader."""
+        return self.code == 0 and self.open_loop is None and not self.was_taken
 
     @property
     def was_taken(self) -> bool:
@@ -155,6 +177,8 @@ class ProcessExit:
             text = events.UNKNOWN_EXIT
         else:
             text = f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
+        if self.open_loop is not None:
+            text += " inside its loop"
         return f"{text}: {self.why}" if self.why else text
 
 
@@ -182,6 +206,16 @@ class ProcessRuns:
     """Machine of the process; empty for that of the master."""
     pid: int = 0
     """Process id on its machine; 0 if it is unknown."""
+    log: str = ""
+    """Log file of the process of a script, on its machine; empty if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFails:
+    """A process that still runs will end with an exit code other than 0."""
+
+    role: str
+    id: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +239,9 @@ class ProcessRefused:
     """Reason and advice for the user."""
 
 
-ProcessEvent = ProcessWaits | ProcessRuns | ProcessNotStarted | ProcessRefused | ProcessExit
+ProcessEvent = (
+    ProcessWaits | ProcessRuns | ProcessFails | ProcessNotStarted | ProcessRefused | ProcessExit
+)
 """An event that a launcher reports about a process."""
 
 
@@ -227,6 +263,8 @@ class Known:
     """Pod of the process; see :attr:`torch_edl.processes.launcher.ProcessSpec.pod`."""
     idle: bool = False
     """True if only the pod was requested, and no process."""
+    slot: int = -1
+    """Slot of the process; see :attr:`ProcessSpec.slot`."""
 
 
 class Launcher(Protocol):

@@ -1,6 +1,6 @@
-"""Files by which the process of a script tells its agent what an exit code does not.
+"""Files by which the process of a script tells its node what an exit code does not.
 
-The files are beside the error file that the launcher gave the process, so the agent finds them
+The files are beside the error file that the launcher gave the process, so the node finds them
 while the process runs and after any end.
 """
 

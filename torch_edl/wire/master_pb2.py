@@ -22,7 +22,6 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from torch_edl.wire import agents_pb2 as torch__edl_dot_wire_dot_agents__pb2
 from torch_edl.wire import cluster_pb2 as torch__edl_dot_wire_dot_cluster__pb2
 from torch_edl.wire import control_pb2 as torch__edl_dot_wire_dot_control__pb2
 from torch_edl.wire import counts_pb2 as torch__edl_dot_wire_dot_counts__pb2
@@ -34,7 +33,6 @@ from torch_edl.wire import rounds_pb2 as torch__edl_dot_wire_dot_rounds__pb2
 from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
 from torch_edl.wire import workers_pb2 as torch__edl_dot_wire_dot_workers__pb2
 
-from torch_edl.wire.agents_pb2 import *
 from torch_edl.wire.cluster_pb2 import *
 from torch_edl.wire.control_pb2 import *
 from torch_edl.wire.counts_pb2 import *
@@ -46,7 +44,7 @@ from torch_edl.wire.rounds_pb2 import *
 from torch_edl.wire.tasks_pb2 import *
 from torch_edl.wire.workers_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/agents.proto\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/control.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1dtorch_edl/wire/meetings.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/nodes.proto\x1a\x1atorch_edl/wire/rings.proto\x1a\x1btorch_edl/wire/rounds.proto\x1a\x1atorch_edl/wire/tasks.proto\x1a\x1ctorch_edl/wire/workers.protoP\x00P\x01P\x02P\x03P\x04P\x05P\x06P\x07P\x08P\tP\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/control.proto\x1a\x1btorch_edl/wire/counts.proto\x1a\x1dtorch_edl/wire/meetings.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/nodes.proto\x1a\x1atorch_edl/wire/rings.proto\x1a\x1btorch_edl/wire/rounds.proto\x1a\x1atorch_edl/wire/tasks.proto\x1a\x1ctorch_edl/wire/workers.protoP\x00P\x01P\x02P\x03P\x04P\x05P\x06P\x07P\x08P\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

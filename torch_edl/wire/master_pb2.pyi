@@ -1,4 +1,3 @@
-from torch_edl.wire import agents_pb2 as _agents_pb2
 from torch_edl.wire import cluster_pb2 as _cluster_pb2
 from torch_edl.wire import control_pb2 as _control_pb2
 from torch_edl.wire import counts_pb2 as _counts_pb2
@@ -11,10 +10,6 @@ from torch_edl.wire import tasks_pb2 as _tasks_pb2
 from torch_edl.wire import workers_pb2 as _workers_pb2
 from google.protobuf import descriptor as _descriptor
 from typing import ClassVar as _ClassVar
-from torch_edl.wire.agents_pb2 import AgentWorker as AgentWorker
-from torch_edl.wire.agents_pb2 import Experiment as Experiment
-from torch_edl.wire.agents_pb2 import AgentReportRequest as AgentReportRequest
-from torch_edl.wire.agents_pb2 import AgentReportResponse as AgentReportResponse
 from torch_edl.wire.cluster_pb2 import RegisterServerRequest as RegisterServerRequest
 from torch_edl.wire.cluster_pb2 import RegisterServerResponse as RegisterServerResponse
 from torch_edl.wire.cluster_pb2 import Server as Server
@@ -59,6 +54,7 @@ from torch_edl.wire.metrics_pb2 import StateTensor as StateTensor
 from torch_edl.wire.metrics_pb2 import MetricState as MetricState
 from torch_edl.wire.metrics_pb2 import Metrics as Metrics
 from torch_edl.wire.metrics_pb2 import MetricValues as MetricValues
+from torch_edl.wire.nodes_pb2 import Experiment as Experiment
 from torch_edl.wire.nodes_pb2 import RunningProcess as RunningProcess
 from torch_edl.wire.nodes_pb2 import EndedProcess as EndedProcess
 from torch_edl.wire.nodes_pb2 import NodeReportRequest as NodeReportRequest

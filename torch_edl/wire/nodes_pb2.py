@@ -22,10 +22,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from torch_edl.wire import agents_pb2 as torch__edl_dot_wire_dot_agents__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/nodes.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/agents.proto\"7\n\x0eRunningProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x03\"\xa4\x01\n\x0c\x45ndedProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x03\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x16\n\town_fault\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0bnot_started\x18\x06 \x01(\x08\x12\x16\n\topen_loop\x18\x07 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_own_faultB\x0c\n\n_open_loop\"\x82\x02\n\x11NodeReportRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x07running\x18\x03 \x03(\x0b\x32\x19.torch_edl.RunningProcess\x12&\n\x05\x65nded\x18\x04 \x03(\x0b\x32\x17.torch_edl.EndedProcess\x12\r\n\x05waits\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\r\n\x05slots\x18\x08 \x01(\x03\x12\x0e\n\x06leaves\x18\t \x01(\x08\x12)\n\nexperiment\x18\n \x01(\x0b\x32\x15.torch_edl.Experiment\"\xcc\x02\n\tJobOfNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07preload\x18\x03 \x03(\t\x12:\n\x0b\x65nvironment\x18\x04 \x03(\x0b\x32%.torch_edl.JobOfNode.EnvironmentEntry\x12\x12\n\nmodel_file\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12,\n\x04\x63ode\x18\x07 \x03(\x0b\x32\x1e.torch_edl.JobOfNode.CodeEntry\x12\x0e\n\x06\x66older\x18\x08 \x01(\t\x12\x0c\n\x04mark\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tCodeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xbc\x01\n\x07\x43ommand\x12\r\n\x05words\x18\x01 \x03(\t\x12(\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1b.torch_edl.Command.EnvEntry\x12\x0e\n\x06stdout\x18\x03 \x01(\t\x12\x0e\n\x06stderr\x18\x04 \x01(\t\x12\x12\n\nerror_file\x18\x05 \x01(\t\x12\x18\n\x10terminates_group\x18\x06 \x01(\x08\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"k\n\x0cStartProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12#\n\x07\x63ommand\x18\x05 \x01(\x0b\x32\x12.torch_edl.Command\"8\n\x0bStopProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"\xc0\x01\n\x12NodeReportResponse\x12$\n\x03run\x18\x01 \x03(\x0b\x32\x17.torch_edl.StartProcess\x12$\n\x04stop\x18\x02 \x03(\x0b\x32\x16.torch_edl.StopProcess\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0b\n\x03why\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x08\x12!\n\x03job\x18\x07 \x01(\x0b\x32\x14.torch_edl.JobOfNode2R\n\x05Nodes\x12I\n\nNodeReport\x12\x1c.torch_edl.NodeReportRequest\x1a\x1d.torch_edl.NodeReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/nodes.proto\x12\ttorch_edl\"l\n\nExperiment\x12\x0e\n\x06script\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x03(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x0f\n\x07rdzv_id\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\"U\n\x0eRunningProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0b\n\x03log\x18\x04 \x01(\t\x12\x0f\n\x07\x66\x61iling\x18\x05 \x01(\x08\"\xc6\x01\n\x0c\x45ndedProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x03\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x16\n\town_fault\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0bnot_started\x18\x06 \x01(\x08\x12\x16\n\topen_loop\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12\x11\n\ttraceback\x18\t \x01(\tB\x0c\n\n_own_faultB\x0c\n\n_open_loop\"\xa1\x02\n\x11NodeReportRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x07running\x18\x03 \x03(\x0b\x32\x19.torch_edl.RunningProcess\x12&\n\x05\x65nded\x18\x04 \x03(\x0b\x32\x17.torch_edl.EndedProcess\x12\r\n\x05waits\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\r\n\x05slots\x18\x08 \x01(\x03\x12\x0e\n\x06leaves\x18\t \x01(\x08\x12)\n\nexperiment\x18\n \x01(\x0b\x32\x15.torch_edl.Experiment\x12\x0f\n\x07\x61\x64\x64ress\x18\x0b \x01(\t\x12\x0c\n\x04port\x18\x0c \x01(\x03\"\xcc\x02\n\tJobOfNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07preload\x18\x03 \x03(\t\x12:\n\x0b\x65nvironment\x18\x04 \x03(\x0b\x32%.torch_edl.JobOfNode.EnvironmentEntry\x12\x12\n\nmodel_file\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12,\n\x04\x63ode\x18\x07 \x03(\x0b\x32\x1e.torch_edl.JobOfNode.CodeEntry\x12\x0e\n\x06\x66older\x18\x08 \x01(\t\x12\x0c\n\x04mark\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tCodeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xbc\x01\n\x07\x43ommand\x12\r\n\x05words\x18\x01 \x03(\t\x12(\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1b.torch_edl.Command.EnvEntry\x12\x0e\n\x06stdout\x18\x03 \x01(\t\x12\x0e\n\x06stderr\x18\x04 \x01(\t\x12\x12\n\nerror_file\x18\x05 \x01(\t\x12\x18\n\x10terminates_group\x18\x06 \x01(\x08\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"k\n\x0cStartProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12#\n\x07\x63ommand\x18\x05 \x01(\x0b\x32\x12.torch_edl.Command\"8\n\x0bStopProcess\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"\xc0\x01\n\x12NodeReportResponse\x12$\n\x03run\x18\x01 \x03(\x0b\x32\x17.torch_edl.StartProcess\x12$\n\x04stop\x18\x02 \x03(\x0b\x32\x16.torch_edl.StopProcess\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0b\n\x03why\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x08\x12!\n\x03job\x18\x07 \x01(\x0b\x32\x14.torch_edl.JobOfNode2R\n\x05Nodes\x12I\n\nNodeReport\x12\x1c.torch_edl.NodeReportRequest\x1a\x1d.torch_edl.NodeReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,28 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBOFNODE_CODEENTRY']._serialized_options = b'8\001'
   _globals['_COMMAND_ENVENTRY']._loaded_options = None
   _globals['_COMMAND_ENVENTRY']._serialized_options = b'8\001'
-  _globals['_RUNNINGPROCESS']._serialized_start=70
-  _globals['_RUNNINGPROCESS']._serialized_end=125
-  _globals['_ENDEDPROCESS']._serialized_start=128
-  _globals['_ENDEDPROCESS']._serialized_end=292
-  _globals['_NODEREPORTREQUEST']._serialized_start=295
-  _globals['_NODEREPORTREQUEST']._serialized_end=553
-  _globals['_JOBOFNODE']._serialized_start=556
-  _globals['_JOBOFNODE']._serialized_end=888
-  _globals['_JOBOFNODE_ENVIRONMENTENTRY']._serialized_start=793
-  _globals['_JOBOFNODE_ENVIRONMENTENTRY']._serialized_end=843
-  _globals['_JOBOFNODE_CODEENTRY']._serialized_start=845
-  _globals['_JOBOFNODE_CODEENTRY']._serialized_end=888
-  _globals['_COMMAND']._serialized_start=891
-  _globals['_COMMAND']._serialized_end=1079
-  _globals['_COMMAND_ENVENTRY']._serialized_start=1037
-  _globals['_COMMAND_ENVENTRY']._serialized_end=1079
-  _globals['_STARTPROCESS']._serialized_start=1081
-  _globals['_STARTPROCESS']._serialized_end=1188
-  _globals['_STOPPROCESS']._serialized_start=1190
-  _globals['_STOPPROCESS']._serialized_end=1246
-  _globals['_NODEREPORTRESPONSE']._serialized_start=1249
-  _globals['_NODEREPORTRESPONSE']._serialized_end=1441
-  _globals['_NODES']._serialized_start=1443
-  _globals['_NODES']._serialized_end=1525
+  _globals['_EXPERIMENT']._serialized_start=41
+  _globals['_EXPERIMENT']._serialized_end=149
+  _globals['_RUNNINGPROCESS']._serialized_start=151
+  _globals['_RUNNINGPROCESS']._serialized_end=236
+  _globals['_ENDEDPROCESS']._serialized_start=239
+  _globals['_ENDEDPROCESS']._serialized_end=437
+  _globals['_NODEREPORTREQUEST']._serialized_start=440
+  _globals['_NODEREPORTREQUEST']._serialized_end=729
+  _globals['_JOBOFNODE']._serialized_start=732
+  _globals['_JOBOFNODE']._serialized_end=1064
+  _globals['_JOBOFNODE_ENVIRONMENTENTRY']._serialized_start=969
+  _globals['_JOBOFNODE_ENVIRONMENTENTRY']._serialized_end=1019
+  _globals['_JOBOFNODE_CODEENTRY']._serialized_start=1021
+  _globals['_JOBOFNODE_CODEENTRY']._serialized_end=1064
+  _globals['_COMMAND']._serialized_start=1067
+  _globals['_COMMAND']._serialized_end=1255
+  _globals['_COMMAND_ENVENTRY']._serialized_start=1213
+  _globals['_COMMAND_ENVENTRY']._serialized_end=1255
+  _globals['_STARTPROCESS']._serialized_start=1257
+  _globals['_STARTPROCESS']._serialized_end=1364
+  _globals['_STOPPROCESS']._serialized_start=1366
+  _globals['_STOPPROCESS']._serialized_end=1422
+  _globals['_NODEREPORTRESPONSE']._serialized_start=1425
+  _globals['_NODEREPORTRESPONSE']._serialized_end=1617
+  _globals['_NODES']._serialized_start=1619
+  _globals['_NODES']._serialized_end=1701
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,3 @@
-from torch_edl.wire import agents_pb2 as _agents_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,18 +6,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Experiment(_message.Message):
+    __slots__ = ("script", "args", "folder", "machine", "rdzv_id", "digest")
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RDZV_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    script: str
+    args: _containers.RepeatedScalarFieldContainer[str]
+    folder: str
+    machine: str
+    rdzv_id: str
+    digest: str
+    def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., folder: _Optional[str] = ..., machine: _Optional[str] = ..., rdzv_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class RunningProcess(_message.Message):
-    __slots__ = ("role", "id", "pid")
+    __slots__ = ("role", "id", "pid", "log", "failing")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    FAILING_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     pid: int
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    log: str
+    failing: bool
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., log: _Optional[str] = ..., failing: _Optional[bool] = ...) -> None: ...
 
 class EndedProcess(_message.Message):
-    __slots__ = ("role", "id", "code", "why", "own_fault", "not_started", "open_loop")
+    __slots__ = ("role", "id", "code", "why", "own_fault", "not_started", "open_loop", "error", "traceback")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +45,8 @@ class EndedProcess(_message.Message):
     OWN_FAULT_FIELD_NUMBER: _ClassVar[int]
     NOT_STARTED_FIELD_NUMBER: _ClassVar[int]
     OPEN_LOOP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     code: int
@@ -33,10 +54,12 @@ class EndedProcess(_message.Message):
     own_fault: bool
     not_started: bool
     open_loop: str
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ..., open_loop: _Optional[str] = ...) -> None: ...
+    error: str
+    traceback: str
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., own_fault: _Optional[bool] = ..., not_started: _Optional[bool] = ..., open_loop: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class NodeReportRequest(_message.Message):
-    __slots__ = ("node", "incarnation", "running", "ended", "waits", "version", "host", "slots", "leaves", "experiment")
+    __slots__ = ("node", "incarnation", "running", "ended", "waits", "version", "host", "slots", "leaves", "experiment", "address", "port")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +70,8 @@ class NodeReportRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     running: _containers.RepeatedCompositeFieldContainer[RunningProcess]
@@ -56,8 +81,10 @@ class NodeReportRequest(_message.Message):
     host: str
     slots: int
     leaves: bool
-    experiment: _agents_pb2.Experiment
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., leaves: _Optional[bool] = ..., experiment: _Optional[_Union[_agents_pb2.Experiment, _Mapping]] = ...) -> None: ...
+    experiment: Experiment
+    address: str
+    port: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., running: _Optional[_Iterable[_Union[RunningProcess, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedProcess, _Mapping]]] = ..., waits: _Optional[bool] = ..., version: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., leaves: _Optional[bool] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JobOfNode(_message.Message):
     __slots__ = ("name", "incarnation", "preload", "environment", "model_file", "digest", "code", "folder", "mark")

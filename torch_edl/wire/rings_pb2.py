@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/rings.proto\x12\ttorch_edl\x1a\x1atorch_edl/wire/tasks.proto\"\xc8\x01\n\x04Ring\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07workers\x18\x02 \x03(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\x03\x12\x0c\n\x04heal\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\x15\n\rrestored_from\x18\x07 \x01(\t\x12\x13\n\x0bvalues_only\x18\x08 \x01(\x08\x12\x14\n\x0creport_spans\x18\t \x01(\x08\x12!\n\x04skip\x18\n \x03(\x0b\x32\x13.torch_edl.TaskStep\"]\n\x0fJoinRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\x03\"@\n\x10JoinRingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1d\n\x04ring\x18\x02 \x01(\x0b\x32\x0f.torch_edl.Ring\"N\n\x0eStandByRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"7\n\x10LeaveRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x13\n\x11LeaveRingResponse\"k\n\x11ReportSpanRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\x12\n\npass_index\x18\x03 \x01(\x03\x12!\n\x04span\x18\x04 \x01(\x0b\x32\x13.torch_edl.TaskStep\"$\n\x12ReportSpanResponse\x12\x0e\n\x06\x65nough\x18\x01 \x01(\x08\"?\n\x17ReportCheckpointRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x11\n\tdirectory\x18\x02 \x01(\t\",\n\x18ReportCheckpointResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x32\xff\x02\n\x05Rings\x12\x43\n\x08JoinRing\x12\x1a.torch_edl.JoinRingRequest\x1a\x1b.torch_edl.JoinRingResponse\x12\x41\n\x07StandBy\x12\x19.torch_edl.StandByRequest\x1a\x1b.torch_edl.JoinRingResponse\x12I\n\nReportSpan\x12\x1c.torch_edl.ReportSpanRequest\x1a\x1d.torch_edl.ReportSpanResponse\x12\x46\n\tLeaveRing\x12\x1b.torch_edl.LeaveRingRequest\x1a\x1c.torch_edl.LeaveRingResponse\x12[\n\x10ReportCheckpoint\x12\".torch_edl.ReportCheckpointRequest\x1a#.torch_edl.ReportCheckpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atorch_edl/wire/rings.proto\x12\ttorch_edl\x1a\x1atorch_edl/wire/tasks.proto\"\xc8\x01\n\x04Ring\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07workers\x18\x02 \x03(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\x03\x12\x0c\n\x04heal\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\x15\n\rrestored_from\x18\x07 \x01(\t\x12\x13\n\x0bvalues_only\x18\x08 \x01(\x08\x12\x14\n\x0creport_spans\x18\t \x01(\x08\x12!\n\x04skip\x18\n \x03(\x0b\x32\x13.torch_edl.TaskStep\"]\n\x0fJoinRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\x03\"@\n\x10JoinRingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1d\n\x04ring\x18\x02 \x01(\x0b\x32\x0f.torch_edl.Ring\"N\n\x0eStandByRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"I\n\x10LeaveRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x10\n\x08training\x18\x03 \x01(\x03\"\x13\n\x11LeaveRingResponse\"k\n\x11ReportSpanRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\x12\n\npass_index\x18\x03 \x01(\x03\x12!\n\x04span\x18\x04 \x01(\x0b\x32\x13.torch_edl.TaskStep\"$\n\x12ReportSpanResponse\x12\x0e\n\x06\x65nough\x18\x01 \x01(\x08\"?\n\x17ReportCheckpointRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x11\n\tdirectory\x18\x02 \x01(\t\",\n\x18ReportCheckpointResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x32\xff\x02\n\x05Rings\x12\x43\n\x08JoinRing\x12\x1a.torch_edl.JoinRingRequest\x1a\x1b.torch_edl.JoinRingResponse\x12\x41\n\x07StandBy\x12\x19.torch_edl.StandByRequest\x1a\x1b.torch_edl.JoinRingResponse\x12I\n\nReportSpan\x12\x1c.torch_edl.ReportSpanRequest\x1a\x1d.torch_edl.ReportSpanResponse\x12\x46\n\tLeaveRing\x12\x1b.torch_edl.LeaveRingRequest\x1a\x1c.torch_edl.LeaveRingResponse\x12[\n\x10ReportCheckpoint\x12\".torch_edl.ReportCheckpointRequest\x1a#.torch_edl.ReportCheckpointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,17 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STANDBYREQUEST']._serialized_start=433
   _globals['_STANDBYREQUEST']._serialized_end=511
   _globals['_LEAVERINGREQUEST']._serialized_start=513
-  _globals['_LEAVERINGREQUEST']._serialized_end=568
-  _globals['_LEAVERINGRESPONSE']._serialized_start=570
-  _globals['_LEAVERINGRESPONSE']._serialized_end=589
-  _globals['_REPORTSPANREQUEST']._serialized_start=591
-  _globals['_REPORTSPANREQUEST']._serialized_end=698
-  _globals['_REPORTSPANRESPONSE']._serialized_start=700
-  _globals['_REPORTSPANRESPONSE']._serialized_end=736
-  _globals['_REPORTCHECKPOINTREQUEST']._serialized_start=738
-  _globals['_REPORTCHECKPOINTREQUEST']._serialized_end=801
-  _globals['_REPORTCHECKPOINTRESPONSE']._serialized_start=803
-  _globals['_REPORTCHECKPOINTRESPONSE']._serialized_end=847
-  _globals['_RINGS']._serialized_start=850
-  _globals['_RINGS']._serialized_end=1233
+  _globals['_LEAVERINGREQUEST']._serialized_end=586
+  _globals['_LEAVERINGRESPONSE']._serialized_start=588
+  _globals['_LEAVERINGRESPONSE']._serialized_end=607
+  _globals['_REPORTSPANREQUEST']._serialized_start=609
+  _globals['_REPORTSPANREQUEST']._serialized_end=716
+  _globals['_REPORTSPANRESPONSE']._serialized_start=718
+  _globals['_REPORTSPANRESPONSE']._serialized_end=754
+  _globals['_REPORTCHECKPOINTREQUEST']._serialized_start=756
+  _globals['_REPORTCHECKPOINTREQUEST']._serialized_end=819
+  _globals['_REPORTCHECKPOINTRESPONSE']._serialized_start=821
+  _globals['_REPORTCHECKPOINTRESPONSE']._serialized_end=865
+  _globals['_RINGS']._serialized_start=868
+  _globals['_RINGS']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

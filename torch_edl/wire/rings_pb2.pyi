@@ -66,12 +66,14 @@ class StandByRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class LeaveRingRequest(_message.Message):
-    __slots__ = ("worker_id", "finished")
+    __slots__ = ("worker_id", "finished", "training")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     finished: bool
-    def __init__(self, worker_id: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+    training: int
+    def __init__(self, worker_id: _Optional[int] = ..., finished: _Optional[bool] = ..., training: _Optional[int] = ...) -> None: ...
 
 class LeaveRingResponse(_message.Message):
     __slots__ = ()

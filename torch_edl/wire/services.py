@@ -7,7 +7,6 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.wire import (
-    agents_pb2,
     cluster_pb2,
     control_pb2,
     meetings_pb2,
@@ -35,11 +34,10 @@ WORKERS = _of(workers_pb2.DESCRIPTOR)
 TASKS = _of(tasks_pb2.DESCRIPTOR)
 RINGS = _of(rings_pb2.DESCRIPTOR)
 MEETINGS = _of(meetings_pb2.DESCRIPTOR)
-AGENTS = _of(agents_pb2.DESCRIPTOR)
 ROUNDS = _of(rounds_pb2.DESCRIPTOR)
 NODES = _of(nodes_pb2.DESCRIPTOR)
 CONTROL = _of(control_pb2.DESCRIPTOR)
-MASTER = SERVERS + WORKERS + TASKS + RINGS + MEETINGS + AGENTS + ROUNDS + NODES + CONTROL
+MASTER = SERVERS + WORKERS + TASKS + RINGS + MEETINGS + ROUNDS + NODES + CONTROL
 """All services of the master of a job, on one port."""
 
 

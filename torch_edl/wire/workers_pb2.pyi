@@ -220,7 +220,7 @@ class Start(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., preprocessing: _Optional[bytes] = ..., trial: _Optional[_Union[_tasks_pb2.LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "records_left", "records_early", "logged", "usage", "nan_updates", "leaving", "notice", "machine", "busy_s", "stacks", "stacks_number", "epochs_heard", "seconds", "standstill")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "records_left", "records_early", "logged", "usage", "nan_updates", "leaving", "notice", "machine", "busy_s", "stacks", "stacks_number", "epochs_heard", "seconds", "standstill", "training")
     class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class HeartbeatRequest(_message.Message):
     EPOCHS_HEARD_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     STANDSTILL_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -302,7 +303,8 @@ class HeartbeatRequest(_message.Message):
     epochs_heard: int
     seconds: _containers.ScalarMap[str, float]
     standstill: Standstill
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., records_left: _Optional[int] = ..., records_early: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., nan_updates: _Optional[int] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., standstill: _Optional[_Union[Standstill, _Mapping]] = ...) -> None: ...
+    training: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., records_left: _Optional[int] = ..., records_early: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., usage: _Optional[_Union[_counts_pb2.Usage, _Mapping]] = ..., nan_updates: _Optional[int] = ..., leaving: _Optional[bool] = ..., notice: _Optional[str] = ..., machine: _Optional[_Mapping[str, float]] = ..., busy_s: _Optional[float] = ..., stacks: _Optional[str] = ..., stacks_number: _Optional[int] = ..., epochs_heard: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ..., standstill: _Optional[_Union[Standstill, _Mapping]] = ..., training: _Optional[int] = ...) -> None: ...
 
 class Standstill(_message.Message):
     __slots__ = ("began_s", "ended_s")

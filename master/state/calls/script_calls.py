@@ -1,4 +1,4 @@
-"""Calls of a script's agents, and of scripts on servers. Pure."""
+"""Calls of torchrun's agents, and of scripts on servers. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-# ---- agents, including torchrun's; all raise UsageError if the job trains a model file ----
-
-
-def agent_report(
-    job: ManagedJob, request: pb.AgentReportRequest, now: float
-) -> pb.AgentReportResponse:
-    agents = job.script_workforce()
-    job.apply_all(agents.agent_report(request, now), now)
-    job.conclude(now)
-    return agents.agent_answer(request.node)
+# ---- torchrun's agents; all raise UsageError if the job trains a model file ----
 
 
 def join_round(

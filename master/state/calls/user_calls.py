@@ -86,9 +86,10 @@ def describe(
         server = process if isinstance(process, ServerProcess) else None
         problem = process.waits or (server.problem if server else "")
         log = log_path(process.role, process.id)
-        if job.fleet.agents is not None and isinstance(process, WorkerProcess):
-            # The master does not keep the output of a worker that it did not start.
-            log = process.log
+        if job.config.launch is not None and not job.fleet.starts.in_pods:
+            log = process.log or log  # on the machine of the worker
+        elif not job.fleet.starts_workers and isinstance(process, WorkerProcess):
+            log = ""  # torchrun has it
         member = job.members.get(process.id) if process.role == "worker" else None
         held = (0, 0.0, 0.0) if member is None else job.tasks.held(process.id, now)
         load = job.fleet.servers.load(server) if server else _NO_LOAD

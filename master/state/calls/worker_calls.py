@@ -158,6 +158,8 @@ def heartbeat(job: ManagedJob, request: pb.HeartbeatRequest, now: float) -> pb.H
             job.members.last_words(loss=request.loss, logged=request.logged)
             _warn_of_loss(job, request, now)
         return pb.HeartbeatResponse(known=left, drain=not left)
+    if request.training not in (0, job.trainings.number):
+        return pb.HeartbeatResponse(known=True)  # late: the worker has left that training
     _warn_of_loss(job, request, now)
     before = member.heartbeat
     job.damaged += request.damaged - before.damaged
@@ -431,7 +433,8 @@ def report_span(
 
 def leave_ring(job: ManagedJob, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
     member = job.members.get(request.worker_id)
-    if member is not None:
+    # The worker may take part in a later training when a repeated call arrives.
+    if member is not None and request.training in (0, job.trainings.number):
         ends = not member.draining
         _leave(job, member, now, finished=ends and request.finished, ends=ends)
     return pb.LeaveRingResponse()

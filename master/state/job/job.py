@@ -43,6 +43,7 @@ from master.state.workforce.workforce import (
     Finished,
     StopRequested,
     WorkerGone,
+    WorkerReturned,
     Workforce,
     WorkforceEvent,
 )
@@ -63,6 +64,7 @@ from torch_edl.events import (
 from torch_edl.interfaces.watch import Verdict
 from torch_edl.processes.launcher import (
     ProcessExit,
+    ProcessFails,
     ProcessNotStarted,
     ProcessRefused,
     ProcessRuns,
@@ -113,7 +115,7 @@ class ManagedJob:
         self.spans = SuspectSpans()
         self.trainings = Trainings(resumed_later)
         self.workforce = Workforce(fleet, self.ring, min_workers=cluster.min_workers)
-        if fleet.agents is not None:
+        if script:
             self.workforce = ScriptWorkforce(
                 config, fleet, self.ring, members=self.members, lifecycle=self.lifecycle
             )
@@ -138,7 +140,7 @@ class ManagedJob:
         return self.preparation.config
 
     def script_workforce(self) -> ScriptWorkforce:
-        """Return the workforce that agents or torchrun start; UsageError if there is none."""
+        """Return the workforce of a script; UsageError for a model file."""
         if not isinstance(self.workforce, ScriptWorkforce):
             raise UsageError(f"job {self.config.name} trains a model file, not a script")
         return self.workforce
@@ -222,9 +224,12 @@ class ManagedJob:
                 self.apply(CheckpointFailed(event.error, self.fleet.model.incarnation), now)
             case WorkerGone():
                 self.lost_workers.lose(event, now)
+            case WorkerReturned():
+                self.members.readmit(event.worker)
+                self.ring.readmit(event.worker)
             case ModelLost():
                 self._renew(event.why, now, loss=event.loss)
-            case ProcessWaits() | ProcessRuns() | ProcessRefused():
+            case ProcessWaits() | ProcessRuns() | ProcessFails() | ProcessRefused():
                 self.apply_all(self.workforce.progress(event, now), now)
             case Event():
                 self.changed = self.changed or isinstance(event, RoundFormed)
@@ -244,8 +249,13 @@ class ManagedJob:
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
         """Handle the exit of a process that the master started."""
+        process = self.fleet.process(exit.role, exit.id)
+        if process is not None and process.log and not self.fleet.starts.in_pods:
+            log = process.log  # the output of a script is not in the log of its node
         self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
+        if isinstance(result, Failure) and exit.error:
+            self.apply(result, now)  # the error of the script says more than a verdict on records
         if exit.role == "worker" and self._died_by_itself(exit, result):
             self.lost_workers.blame(exit, now, log=log)
         cost = self.lost_workers.drop(exit.id, now) if exit.role == "worker" else None
@@ -356,7 +366,7 @@ class ManagedJob:
         if not self.tasks.ready:
             return True
         # A cluster may have no folder that servers and workers share.
-        if self.config.checkpoint.output or not self.fleet.starts.is_scheduled:
+        if self.config.checkpoint.output or self.config.is_on_one_machine:
             self.checkpoints.keep_final()
         return self.milestones.settled and self.checkpoints.complete
 

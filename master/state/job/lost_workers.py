@@ -106,9 +106,6 @@ class LostWorkers:
             silent_s: seconds without a heartbeat or a step of the worker before its loss.
         """
         member = self._members.get(event.worker)
-        if event.ended_well is not None:
-            asked = member is not None and member.draining
-            self._ring.exited(event.worker, well=event.ended_well and not asked)
         if member is not None and self._lifecycle.outcome is None:
             lost = self.event(
                 f"worker-{event.worker}",
@@ -118,8 +115,6 @@ class LostWorkers:
                 stacks=stacks,
             )
             self._lifecycle.note(lost, now)
-            if event.exit is not None and not member.draining:
-                self.blame(event.exit, now, log=event.log)
         self.drop(event.worker, now)
 
     def tick(self, now: float) -> None:

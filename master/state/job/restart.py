@@ -14,7 +14,7 @@ from master.state.job.job import ManagedJob
 from master.state.workforce.processes import without_defaults
 from torch_edl.events import MasterRestarted
 
-FORMAT = 16
+FORMAT = 17
 """Format of the stored state; a change of what :func:`to_state` returns raises it."""
 # Upper bound on the leases that one master grants. Lease ids stay below 2**53, see the service.
 _LEASES_OF_A_MASTER = 1 << 32

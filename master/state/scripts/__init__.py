@@ -1,1 +1,1 @@
-"""The workers of a script: their agents, torchrun's rounds, and synchronization."""
+"""The workers of a script: their ends, torchrun's rounds, and synchronization."""

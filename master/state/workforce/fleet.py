@@ -1,8 +1,9 @@
 """The processes that a job should have. Pure: :meth:`Fleet.plan` returns what to start and stop.
 
 Workers start at once, since their imports take seconds. Servers follow when the strategy is known,
-spare pods when the workers train. The workers of a script are started by agents: by those of users
-(``torch-edl run --nnodes ...``), or on a cluster by one agent in each pod, which the fleet starts.
+spare pods when the workers train. The workers of a script run its whole program: one that has come
+to its end is not replaced, and the job is over with the last of them. torchrun starts its workers
+itself.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from master.state.actions import Action, Failure, Start, Stop
 from master.state.workforce.deaths import Deaths, Gone
 from master.state.workforce.idle_pods import IdlePods
 from master.state.workforce.processes import (
-    AGENT,
     DRAINING,
     EXITED,
     PENDING,
     RUNNING,
     STARTING,
     STOPPING,
-    AgentProcess,
     OfAll,
     Participant,
     Process,
@@ -34,9 +33,10 @@ from master.state.workforce.processes import (
 )
 from master.state.workforce.servers import ModelStart, ServerCommand, Servers
 from master.state.workforce.spares import Spares
-from master.state.workforce.starts import AgentPods, P, Starts, free_slots
+from master.state.workforce.starts import SCRIPT, P, Starts, free_slots
+from torch_edl.config import Launch
 from torch_edl.events import SpareEnded
-from torch_edl.processes.launcher import ProcessExit, ProcessNotStarted
+from torch_edl.processes.launcher import ProcessExit, ProcessNotStarted, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 _STOP_GRACE_S = 2.0
@@ -59,8 +59,8 @@ class Fleet(Roster):
         is_scheduled: processes may stay pending until a machine has room.
         in_pods: processes run in pods.
         name: name of the fleet, kept across restarts of the master.
-        agents: the agents that start the workers of a script; None if the master starts the
-            workers.
+        launch: how the workers of a script are started; None for a model file.
+        starts_workers: False if torchrun starts the workers.
     """
 
     def __init__(
@@ -75,10 +75,16 @@ class Fleet(Roster):
         is_scheduled: bool = False,
         in_pods: bool = False,
         name: str = "",
-        agents: AgentPods | None = None,
+        launch: Launch | None = None,
+        starts_workers: bool = True,
     ) -> None:
         super().__init__()
-        self.agents = agents
+        self._launch = launch
+        self.starts_workers = starts_workers
+        """False if torchrun starts the workers."""
+        self._begun: set[int] = set()  # slots in which a worker of a script has run
+        self.completed: set[int] = set()
+        """Slots whose worker has come to the end of its script."""
         self.workers_wanted = workers
         """Number of workers to keep alive."""
         self.strategy = ""
@@ -92,13 +98,19 @@ class Fleet(Roster):
             is_scheduled=is_scheduled, in_pods=in_pods, workers_per_pod=workers_per_pod
         )
         self._idle_pods = IdlePods()
-        self._deaths = Deaths()
+        self._deaths = Deaths(launch.max_restarts if launch is not None else None)
         self._leave_by: float | None = None  # once the job is over
         self._at_once = False  # everything stops when the job is over
         self._retired = False
         self._planned_at = 0.0
         self._watched = OfAll(
-            self, lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
+            self,
+            lambda: [
+                process
+                for process in self.launched()
+                # A script may run as long as it likes before it registers.
+                if process.stop_by is not None or (launch is None and process.may_be_overdue)
+            ],
         )
         self.draining = OfAll(
             self, lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
@@ -133,7 +145,7 @@ class Fleet(Roster):
 
     def launched(self) -> list[Process]:
         """Return the processes that the master started and that have not ended."""
-        return [*self.alive("ps"), *self.alive(AGENT)] if self.agents else self.alive()
+        return self.alive() if self.starts_workers else self.alive("ps")
 
     # ---- what happens ----
 
@@ -161,12 +173,44 @@ class Fleet(Roster):
         elif event.why:
             self.servers.start_after = now + _PLACE_AGAIN_S
 
-    def adopt(self, id: int, pid: int, log: str) -> None:
-        """Add a worker that an agent started; ``log`` is its log file, if any."""
-        self.add(WorkerProcess(id, state=RUNNING, pid=pid, log=log))
+    @property
+    def has_begun(self) -> bool:
+        """True if a worker of a script has run."""
+        return bool(self._begun)
+
+    @property
+    def present(self) -> bool:
+        """True if a worker runs, or may start on a machine that the job has."""
+        return any(not process.unplaced for process in self.alive("worker"))
+
+    @property
+    def scripts_over(self) -> bool:
+        """True if a worker of a script has come to its end, and no other runs or may start."""
+        return bool(self.completed) and not self.present and not self._slots_to_fill()
+
+    def runs(self, process: Process, event: ProcessRuns, now: float) -> None:
+        """Record that a process runs."""
+        process.run(event, now)
+        if self._launch is not None and isinstance(process, WorkerProcess):
+            self._begun.add(process.slot)
+
+    def fails(self, worker: int, now: float) -> None:
+        """Record that a worker of a script is about to fail. If no restart is left, the others end
+        now; otherwise, they would train until its end."""
+        process = self.worker(worker)
+        if process is None or not self._deaths.ends_job(process):
+            return
+        process.failing = True
+        for other in self._workers():
+            if not other.failing:
+                other.retire(now, by=now)
+
+    def adopt(self, id: int, pid: int) -> None:
+        """Add a worker that torchrun started."""
+        self.add(WorkerProcess(id, state=RUNNING, pid=pid))
 
     def abandon(self, worker: int, exit: str) -> None:
-        """Mark a worker of an agent as exited, after its exit or its loss."""
+        """Mark a worker of torchrun as exited, after its exit or its loss."""
         process = self.process("worker", worker)
         if process is not None and process.state != EXITED:
             process.exits(exit)
@@ -194,7 +238,8 @@ class Fleet(Roster):
         for spare in self.alive("spare"):
             spare.stop_at(now)
         for worker in self._workers():
-            worker.retire(now, by=by)
+            # A script may run for long without a message of the master.
+            worker.retire(now, by=by if self._launch is None else now)
 
     def leaves(self, worker: int, now: float, *, by: float, preempted: bool = False) -> None:
         """Record that a worker received SIGTERM or a notice from outside: it gets no further task,
@@ -253,10 +298,12 @@ class Fleet(Roster):
             asked = self._over or was == STOPPING
             ended = SpareEnded(process=process.name, way=exit.way, cause=str(exit), log=log)
             return None if asked else ended
-        asked = exit.was_terminated or was in (DRAINING, STOPPING)
-        if self.agents is not None:
-            self.agents.complete |= exit.code == 0 and not exit.was_taken
-            asked = asked or self.agents.complete
+        asked = was in (DRAINING, STOPPING)
+        if self._launch is None:
+            asked = asked or exit.was_terminated
+        elif exit.completed and not asked:
+            self.completed.add(process.slot)
+            return None
         if self._over or (asked and not process.lost):
             return replace(gone, expected=True)
         assert isinstance(process, Participant)
@@ -286,14 +333,17 @@ class Fleet(Roster):
             # Before the stops: the pod of a worker that makes room for a server must not end.
             actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         for process in self._watched():
-            if process.is_overdue(now):
+            if self._launch is None and process.is_overdue(now):
                 process.end()
             if process.stop_by is not None and now >= process.stop_by:
                 process.stop_at(None)
                 actions.append(self._stop(process))
         if not self._retired:
-            actions += self._fit(now) if self.agents is None else self._fit_agents(now, self.agents)
-        awaited = () if self._retired or now >= self._deaths.start_after else ("worker", AGENT)
+            if self._launch is not None:
+                actions += self._fit_script(now)
+            elif self.starts_workers:
+                actions += self._fit(now)
+        awaited = () if self._retired or now >= self._deaths.start_after else ("worker",)
         idle = self._idle_pods.unused(awaited)
         return [*actions, *(Stop(process.role, process.id, 0.0) for process in idle)]
 
@@ -313,10 +363,10 @@ class Fleet(Roster):
     def _stop(self, process: Process) -> Stop:
         process.enter(STOPPING)
         grace_s = _STOP_GRACE_S
+        if process.role == "worker" and self._launch is not None:
+            grace_s = self._launch.grace_s
         if process.role == "worker" and self.servers.starts_in(process.pod):
             grace_s = 0.0  # all workers wait for the server
-        if self.agents is not None and process.role == AGENT:
-            grace_s = self.agents.agent_grace_s
         return Stop(process.role, process.id, 0.0 if process.lost else grace_s)
 
     def _start(
@@ -359,7 +409,7 @@ class Fleet(Roster):
             return None
         workers = self.alive("worker")
         running = [p for p in workers if p.state == RUNNING and p.stop_by is None]
-        last = running[-1] if len(running) > 1 and not self.agents else None
+        last = running[-1] if len(running) > 1 and self._launch is None else None
         return self.spares.ready(self.alive("spare")) or last
 
     def make_room(self, process: Process, shard: int) -> None:
@@ -399,27 +449,31 @@ class Fleet(Roster):
             self.spares.used()
             self.put(worker := spare.as_worker(now))
             return self.starts.start(worker, self._worker_module, self._worker_args(spare.id), now)
-        words = self._worker_args(id)
-        return self._start(WorkerProcess, self._worker_module, words, now, slot=slot, pod=pod)[1]
+        module, words = self._worker_module, self._worker_args(id)
+        if self._launch is not None:
+            module, words = SCRIPT, []
+        return self._start(WorkerProcess, module, words, now, slot=slot, pod=pod)[1]
 
     def _worker_args(self, id: int) -> list[str]:
         return ["--job", self.server_command.job, "--id", str(id)]
 
-    def _fit_agents(self, now: float, wanted: AgentPods) -> Sequence[Action]:
-        agents = [each for each in self.alive(AGENT) if isinstance(each, AgentProcess)]
-        staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
-        for process in self.starts.beyond(wanted.agents, staying):
-            process.retire(now, by=now)
-        # Leaving agents count until they exit, so the maximum is never exceeded.
-        missing = max(0, wanted.agents - len(agents)) if wanted.replaces else 0
-        missing *= now >= self._deaths.start_after
-        return [self._start_agent(wanted, now, slot) for slot in free_slots(missing, agents)]
+    def _fit_script(self, now: float) -> Sequence[Action]:
+        for process in self._staying():
+            if process.slot >= self.workers_wanted:
+                process.retire(now, by=now)
+        if now < self._deaths.start_after or any(worker.failing for worker in self._workers()):
+            return []
+        return [self._start_worker(now, slot=slot) for slot in self._slots_to_fill()]
 
-    def _start_agent(self, wanted: AgentPods, now: float, slot: int) -> Start:
-        last = self._idle_pods.take(AGENT, slot)
-        pod = last.pod if last is not None else ""
-        words = wanted.agent_args
-        return self._start(AgentProcess, "torch_edl.cli", words, now, slot=slot, pod=pod)[1]
+    def _slots_to_fill(self) -> list[int]:
+        """Return the slots in which a worker of the script is to start. After one worker has come
+        to the end of the script, another one would have nothing to do in a new slot."""
+        assert self._launch is not None
+        taken = {worker.slot for worker in self._workers()} | self.completed
+        wanted = range(self.workers_wanted)
+        if self.completed:
+            return sorted(self._begun.intersection(wanted) - taken)
+        return [slot for slot in wanted if slot not in taken]
 
     # ---- a restart of the master ----
 
@@ -436,8 +490,9 @@ class Fleet(Roster):
             # The remaining time of processes that must leave counts from this time. Without such
             # processes it is a constant: a state with a new time would be written every second.
             "planned_at": self._planned_at if any(p.stop_by for p in self.alive()) else 0.0,
-            "trained": self._deaths.trained,
-            "agents": self.agents.to_state() if self.agents else None,
+            "deaths": self._deaths.to_state(),
+            "begun": sorted(self._begun),
+            "completed": sorted(self.completed),
             "processes": [process.to_state() for process in self],
         }
 
@@ -446,11 +501,11 @@ class Fleet(Roster):
         self.name = state["name"]
         self.model = ModelStart(**state["model"])
         self.starts.from_state(state["next_id"])
-        self._retired, self._deaths.trained = state["retired"], state["trained"]
+        self._retired = state["retired"]
+        self._deaths.from_state(state["deaths"], now)
+        self._begun, self.completed = set(state["begun"]), set(state["completed"])
         self.spares.from_state(state["spares"])
         self._planned_at = now
-        if self.agents is not None:
-            self.agents.from_state(state["agents"])
         for each in state["processes"]:
             self.add(restored(each, now, state["planned_at"]))
         self.servers.from_state(state["servers"], self.alive("ps"))

@@ -14,7 +14,6 @@ T = TypeVar("T")
 
 PENDING, STARTING, RUNNING = "pending", "starting", "running"
 DRAINING, STOPPING, EXITED = "draining", "stopping", "exited"
-AGENT = "agent"
 
 
 # Seconds until a worker must register: it imports a large framework, maybe on a busy machine.
@@ -34,7 +33,7 @@ class Process:
     """
 
     role: ClassVar[str]
-    """``worker``, ``ps`` or ``agent``; with :attr:`id`, it identifies the process."""
+    """``worker`` or ``ps``; with :attr:`id`, it identifies the process."""
     kind: ClassVar[str]
     """Role as the user sees it: the role, or ``spare``."""
 
@@ -65,6 +64,8 @@ class Process:
     """Time since which :attr:`waits` is set; None if it is empty."""
     unplaced: bool = False
     """True if no machine has room for the process."""
+    log: str = ""
+    """Log file of the worker of a script, on its machine; empty if there is none."""
     slot: int = -1
     """Slot of the process, the lowest that was free; -1 if it has none."""
     pod: str = ""
@@ -154,7 +155,7 @@ class Process:
         """Record that the process runs; its time to register begins."""
         self.waits, self.fix, self.waits_at = "", "", None
         self.unplaced, self.node = False, event.node
-        self.pid = event.pid or self.pid
+        self.pid, self.log = event.pid or self.pid, event.log
         if self.state == PENDING:
             self.started_at = now
         self.enter(STARTING if self.state == PENDING else self.state)
@@ -172,7 +173,7 @@ class Process:
 
 @dataclass
 class Participant(Process):
-    """A process that trains, or that starts the processes that do."""
+    """A process that trains."""
 
     trained: bool = False
     """True if the process has finished a minibatch or a task."""
@@ -183,7 +184,7 @@ class Participant(Process):
 
     def register(self) -> bool:
         """Record the registration. Returns False if the process was told to end."""
-        if self.state in (EXITED, STOPPING):
+        if self.lost or self.state in (EXITED, STOPPING):
             return False
         self.heard = True
         if self.state in (PENDING, STARTING):
@@ -206,8 +207,8 @@ class WorkerProcess(Participant):
     role: ClassVar[str] = "worker"
     kind: ClassVar[str] = "worker"
 
-    log: str = ""
-    """Log file of a worker that an agent started; empty if there is none."""
+    failing: bool = False
+    """True if the process of a script is about to end with an exit code other than 0."""
 
     @property
     def may_be_overdue(self) -> bool:
@@ -215,19 +216,6 @@ class WorkerProcess(Participant):
 
     def is_overdue(self, now: float) -> bool:
         return self.state == STARTING and now - self.started_at >= _REGISTER_S
-
-
-@dataclass
-class AgentProcess(Participant):
-    """A process that starts the workers of a script on its machine."""
-
-    role: ClassVar[str] = AGENT
-    kind: ClassVar[str] = AGENT
-
-    def report(self) -> None:
-        """Record a report, which shows that the agent works."""
-        if self.register():
-            self.ready = self.trained = True
 
 
 @dataclass
@@ -284,7 +272,7 @@ class ServerProcess(Process):
 
 
 _KINDS: dict[str, type[Process]] = {
-    each.kind: each for each in (WorkerProcess, Spare, AgentProcess, ServerProcess)
+    each.kind: each for each in (WorkerProcess, Spare, ServerProcess)
 }
 # The default of a start is no time; :func:`restored` sets those that it is told.
 _DEFAULTS: dict[str, dict[str, Any]] = {

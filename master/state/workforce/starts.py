@@ -1,20 +1,21 @@
-"""New processes: their numbers, their slots, the machines to avoid, and the agents to start.
-Pure."""
+"""New processes: their numbers, their slots, and the machines to avoid. Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from master.state.actions import Start
 from master.state.workforce.processes import PENDING, STARTING, Process
 from torch_edl.events import MachineAvoided
-from torch_edl.processes.launcher import ProcessSpec
+from torch_edl.processes.launcher import Command, ProcessSpec
 
 P = TypeVar("P", bound=Process)
+
+SCRIPT = "script"
+"""In place of a module: the script for which the nodes were started."""
 
 # Losses within the given seconds after which a machine is avoided; older losses are forgotten.
 _LOSSES = 3
@@ -61,33 +62,6 @@ class Machines:
         return len(losses) == _LOSSES and now - losses[0] < _WITHIN_S
 
 
-@dataclass(kw_only=True)
-class AgentPods:
-    """The agents of a script that the master keeps running on a cluster, one in each pod."""
-
-    agents: int = 0
-    """Number of agents to keep running; 0 if users start them."""
-    workers_per_agent: int = 1
-    """Number of workers that each agent starts."""
-    agent_args: Sequence[str] = ()
-    """Command-line arguments of an agent."""
-    agent_grace_s: float = 30.0
-    """Seconds that a leaving agent has before it is killed."""
-    complete: bool = False
-    """True if an agent exited with code 0: the script is over."""
-
-    @property
-    def replaces(self) -> bool:
-        """True if lost agents are replaced."""
-        return bool(self.agents) and not self.complete
-
-    def to_state(self) -> dict[str, Any]:
-        return {"agents": self.agents, "complete": self.complete}
-
-    def from_state(self, state: Mapping[str, Any]) -> None:
-        self.agents, self.complete = state["agents"], state["complete"]
-
-
 class Starts:
     """Makes the processes of a fleet, each with a number that was never used for its role.
 
@@ -103,7 +77,7 @@ class Starts:
         self.env: dict[str, str] = {}
         """Environment variables of all processes."""
         self.machines = Machines()
-        self.is_scheduled, self.in_pods = is_scheduled, in_pods
+        self.in_pods = in_pods
         self._first_state = PENDING if is_scheduled else STARTING
         self._per_pod = workers_per_pod
         self._next_id: dict[str, int] = {}
@@ -144,12 +118,14 @@ class Starts:
         *,
         apart: Sequence[int] = (),
     ) -> Start:
-        """Return the action that starts a process. Without a module, only its pod is started."""
+        """Return the action that starts a process: ``python -m module *args``, only its pod if
+        there is no module, or the user's script for :data:`SCRIPT`."""
         spec = ProcessSpec(
             role=process.role,
             id=process.id,
-            module=module,
+            module="" if module == SCRIPT else module,
             args=args,
+            command=Command() if module == SCRIPT else None,
             env=dict(self.env),
             slot=process.slot,
             pod=process.pod,

@@ -1,5 +1,4 @@
-"""How the workers of a job are started and ended: by the master itself, or by agents and torchrun.
-Pure.
+"""How the workers of a job are started and ended: by the master itself, or by torchrun. Pure.
 
 A workforce decides nothing about tasks or the model: it returns events, which the job applies.
 """
@@ -35,14 +34,16 @@ class WorkerGone:
     worker: int
     why: str
     """Reason, as shown to the user."""
-    ended_well: bool | None = None
-    """True if its process ended with exit code 0; None if the process may still run."""
     declared: bool = False
     """True if the worker hangs or does not answer; its process is killed."""
-    exit: ProcessExit | None = None
-    """How its process ended by itself; None if that is unknown, or if the master ended it."""
-    log: str = ""
-    """Path of the log of its process; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class WorkerReturned:
+    """A worker that has left takes part again: its script begins another training, or another
+    process runs in its place."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,13 @@ class StopRequested:
     reason: str
 
 
-WorkforceEvent = WorkerGone | Finished | StopRequested | Event | Failure
+WorkforceEvent = WorkerGone | WorkerReturned | Finished | StopRequested | Event | Failure
 
 
 class Workforce:
     """The workers of a job that the master starts; the fleet replaces lost ones.
 
-    :class:`~master.state.scripts.script_workforce.ScriptWorkforce` differs where agents or torchrun
-    start the workers.
+    :class:`~master.state.scripts.script_workforce.ScriptWorkforce` differs for scripts.
 
     Args:
         ring: ring that the workers form.
@@ -105,7 +105,7 @@ class Workforce:
             case ProcessWaits():
                 process.wait(event, now)
             case ProcessRuns():
-                process.run(event, now)
+                self._fleet.runs(process, event, now)
             case ProcessRefused():
                 return [Failure(f"{process.name} will never run: {event.why}", usage=True)]
         return ()

@@ -23,14 +23,14 @@ from tests.faults.ring.plan import (
     At,
     Cut,
     Grown,
-    KillAgent,
     KillMaster,
+    KillNode,
     KillWorkers,
     Phase,
     Plan,
     Scale,
     Signal,
-    StartAgent,
+    StartNode,
 )
 from tests.place import EDL
 from tests.waiting import HANG_S
@@ -70,7 +70,7 @@ class PlannedJob(Job):
         self._cuts: list[tuple[float, float, set[int]]] = []
         self._network = Network() if plan.machines == 2 else None
         self._second_log = folder / "second.log"
-        self._command = self._words_of_agents(folder / "checkpoints")
+        self._command = self._words_of_nodes(folder / "checkpoints")
         deaths = [
             {**asdict(d), "phase": d.phase.value, "number": None, "signal": int(d.number)}
             for d in plan.deaths
@@ -78,11 +78,11 @@ class PlannedJob(Job):
         (self.told / "deaths.json").write_text(json.dumps(deaths))
         token = "the token of this test, shared by both machines"
         super().__init__(folder, "ring", self._command, str(SCRIPT), TORCH_EDL_TOKEN=token)
-        self.agents = [self.process]
+        self.nodes = [self.process]
         if plan.machines == 2 and not plan.later:
-            self._start_second_agent()
+            self._start_second_node()
 
-    def _words_of_agents(self, checkpoints: Path) -> list[str]:
+    def _words_of_nodes(self, checkpoints: Path) -> list[str]:
         plan = self.plan
         words = [*EDL, "run", "--job-name", "ring"]
         words += ["--heartbeat-timeout", f"{HEARTBEAT_TIMEOUT_S:g}"]
@@ -99,11 +99,11 @@ class PlannedJob(Job):
         words += ["--epochs", str(plan.epochs), "--delay", str(_DELAY_S)]
         return [*words, "--global-batch", str(plan.global_batch)]
 
-    def _start_second_agent(self) -> None:
+    def _start_second_node(self) -> None:
         assert self._network is not None
         words = self._network.command(self._command)
         with open(self._second_log, "w") as log:
-            self.agents.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=log))
+            self.nodes.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=log))
 
     # ---- what is to be seen ----
 
@@ -130,7 +130,7 @@ class PlannedJob(Job):
         return max((b.step for b in self.members().values()), default=-1)
 
     def over(self) -> bool:
-        return self.agents[0].poll() is not None
+        return self.nodes[0].poll() is not None
 
     def comes(self, condition: Callable[[], object], timeout_s: float, what: str) -> bool:
         """Return whether the condition was met before the job was over."""
@@ -185,11 +185,11 @@ class PlannedJob(Job):
             self._scale(action.workers)
         elif isinstance(action, Grown):
             self._wait_for_world(action.workers)
-        elif isinstance(action, StartAgent):
-            self._start_second_agent()
-        elif isinstance(action, KillAgent):
+        elif isinstance(action, StartNode):
+            self._start_second_node()
+        elif isinstance(action, KillNode):
             self._hurt |= self._workers_of(1)
-            self.agents[1].kill()
+            self.nodes[1].kill()
         elif isinstance(action, KillWorkers):
             for pid in self._workers_of(0):
                 self._hurt.add(pid)
@@ -248,23 +248,23 @@ class PlannedJob(Job):
 
     def _workers_of(self, machine: int) -> set[int]:
         """Pids of the workers of a machine."""
-        children = psutil.Process(self.agents[machine].pid).children(recursive=True)
+        children = psutil.Process(self.nodes[machine].pid).children(recursive=True)
         workers = {p for p, line in self.processes().items() if EDL[-1] not in line}
         return workers.intersection(self.pids("worker"), (child.pid for child in children))
 
     # ---- what must be so ----
 
     def check(self, timeout_s: float) -> None:
-        """Waits for the end of all agents, and checks everything."""
+        """Waits for the end of all nodes, and checks everything."""
         deadline = time.monotonic() + timeout_s
-        for number, agent in enumerate(self.agents):
+        for number, node in enumerate(self.nodes):
             try:
-                code = agent.wait(max(0.1, deadline - time.monotonic()))
+                code = node.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                pytest.fail(f"agent {number} still runs after {timeout_s:g} s\n{self.report()}")
-            killed = number and any(isinstance(e.do, KillAgent) for e in self.done)
+                pytest.fail(f"node {number} still runs after {timeout_s:g} s\n{self.report()}")
+            killed = number and any(isinstance(e.do, KillNode) for e in self.done)
             if code != (-signal.SIGKILL if killed else 0):
-                pytest.fail(f"agent {number} ended with {code}\n{self.report()}")
+                pytest.fail(f"node {number} ended with {code}\n{self.report()}")
         try:
             self._check_all()
         except AssertionError as error:
@@ -340,9 +340,9 @@ class PlannedJob(Job):
     def close(self) -> None:
         """Nothing outlives its job, whatever the test did to it."""
         try:
-            for agent in self.agents[1:]:
-                agent.kill()
-                agent.wait()
+            for node in self.nodes[1:]:
+                node.kill()
+                node.wait()
             super().close()
         finally:
             if self._network is not None:

@@ -23,7 +23,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class KillMaster:
-    """SIGKILL; the agent starts it again."""
+    """SIGKILL; the node starts it again."""
 
     ranks: tuple[int, ...] = ()
     """Members that die with it."""
@@ -44,13 +44,13 @@ class Grown:
 
 
 @dataclass(frozen=True)
-class StartAgent:
+class StartNode:
     """The second machine comes."""
 
 
 @dataclass(frozen=True)
-class KillAgent:
-    """SIGKILL to the agent of the second machine; its workers die with it."""
+class KillNode:
+    """SIGKILL to the node of the second machine; its workers die with it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Cut:
     for_s: float
 
 
-Action = Signal | KillMaster | Scale | Grown | StartAgent | KillAgent | KillWorkers | Cut
+Action = Signal | KillMaster | Scale | Grown | StartNode | KillNode | KillWorkers | Cut
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ def random_plan(seed: int) -> Plan:
 
 _LEADS = (
     "phases", "kill", "stop", "pause", "leave", "several", "scale", "master", "all", "but-one",
-    "master-too", "joining", "agent", "late", "cut",
+    "master-too", "joining", "node", "late", "cut",
 )  # fmt: skip
-_OF_MACHINES = ("agent", "late", "cut")
+_OF_MACHINES = ("node", "late", "cut")
 _OF_ALL = ("phases", "kill", "stop", "pause", "leave", "several", "scale", "master", "joining",
            "master-too", "but-one", "all")  # fmt: skip
 _WITH_MACHINES = ("phases", "kill", "pause", "leave", "master", "joining")
@@ -239,10 +239,10 @@ def _add(draft: _Draft, kind: str, chance: random.Random) -> None:
         at(KillMaster())
     elif kind == "master-too":
         at(KillMaster((rank,)))
-    elif kind == "agent":
-        at(KillAgent())
+    elif kind == "node":
+        at(KillNode())
     elif kind == "late":
-        at(StartAgent())
+        at(StartNode())
         at(Grown(4))
     elif kind == "cut":
         at(Grown(4))

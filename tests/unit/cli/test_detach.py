@@ -31,7 +31,7 @@ def run(way: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
-def test_an_agent_that_joins_leaves_the_terminal_at_the_first_status(
+def test_a_node_that_joins_leaves_the_terminal_at_the_first_status(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master is not started here, and has long been there."""

@@ -14,6 +14,7 @@ from torch_edl.cli import script as script_cli
 from torch_edl.cli.script import ScriptDisplay
 from torch_edl.errors import UsageError
 from torch_edl.events import JobStopping
+from torch_edl.launch.script.workers import LocalWorker
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.event_messages import to_message
 
@@ -67,11 +68,12 @@ def test_stdout_is_the_scripts_and_stderr_has_ranks(
     several: bool, prefix: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     display = ScriptDisplay(captured=True, several=several)
-    display.output(3, "stdout", b"1,2\t\xff")
-    display.output(3, "stdout", b"")
-    display.output(3, "stderr", b"  1%\r 50%\r100%")
-    display.output(3, "stderr", b"I0000 00:00:1732.123456 77 fork_posix.cc:75] Other threads")
-    logging.getLogger("torch_edl.launch.agent").warning("rank %d ended", 1)
+    worker = LocalWorker(name="worker-7", local_rank=1, rank=3, pid=7, files={}, error_file="")
+    display.output(worker, "stdout", b"1,2\t\xff")
+    display.output(worker, "stdout", b"")
+    display.output(worker, "stderr", b"  1%\r 50%\r100%")
+    display.output(worker, "stderr", b"I0000 00:00:1732.123456 77 fork_posix.cc:75] Other threads")
+    logging.getLogger("torch_edl.launch.script").warning("rank %d ended", 1)
     display.close()
     out, err = capfdbinary.readouterr()
     assert out == b"1,2\t\xff\n\n"

@@ -1,4 +1,4 @@
-"""The configuration: its options, its limits and its JSON, and the experiments of agents."""
+"""The configuration: its options, its limits and its JSON, and the experiments of nodes."""
 
 from __future__ import annotations
 

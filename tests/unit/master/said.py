@@ -1,4 +1,4 @@
-"""What workers, servers, agents and users say to the master of a job, in one line each."""
+"""What workers, servers, torchrun and users say to the master of a job, in one line each."""
 
 from __future__ import annotations
 
@@ -51,8 +51,19 @@ class Said:
     # ---- workers ----
 
     def register(self, pid: int, **fields: Any) -> int:
-        """Register a worker of a script. Returns its id."""
+        """Register a worker of a script under torchrun. Returns its id."""
         return self.enters(pid, **fields).worker_id
+
+    def enter(
+        self, worker: int, *, pid: int = 0, training: int = 1, missing: str = ""
+    ) -> pb.RegisterResponse | None:
+        """Let a process of a script that a node has started enter a training; None while it
+        waits."""
+        pid = pid or 11 + worker
+        request = pb.RegisterRequest(
+            worker_id=worker, pid=pid, host="h", training=training, missing=missing
+        )
+        return self.call(worker_calls.register, request)
 
     def enters(
         self,
@@ -63,7 +74,7 @@ class Said:
         training: int = 1,
         missing: str = "",
     ) -> pb.RegisterResponse | None:
-        """Let a process of a script enter a training; None while it waits."""
+        """Let a process of torchrun enter a training; None while it waits."""
         request = pb.RegisterRequest(
             worker_id=-1,
             pid=pid,
@@ -147,21 +158,17 @@ class Said:
         request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
         return self.call(worker_calls.stand_by, request)
 
-    def leave(self, worker: int, *, finished: bool = False) -> None:
-        self.call(worker_calls.leave_ring, pb.LeaveRingRequest(worker_id=worker, finished=finished))
+    def leave(self, worker: int, *, finished: bool = False, training: int | None = None) -> None:
+        training = self.job.trainings.number if training is None else training
+        request = pb.LeaveRingRequest(worker_id=worker, finished=finished, training=training)
+        self.call(worker_calls.leave_ring, request)
 
     def report_checkpoint(self, worker: int, path: str = "/c/1") -> bool:
         """Report a checkpoint of a ring. Returns whether the master accepts it."""
         request = pb.ReportCheckpointRequest(worker_id=worker, directory=path)
         return self.call(worker_calls.report_checkpoint, request).accepted
 
-    # ---- agents ----
-
-    def agent(
-        self, node: str = "n", *workers: pb.AgentWorker, id: str = "1", **fields: Any
-    ) -> pb.AgentReportResponse:
-        request = pb.AgentReportRequest(node=node, id=id, host="h", workers=workers, **fields)
-        return self.call(script_calls.agent_report, request)
+    # ---- torchrun ----
 
     def join_round(self, node: str, store: str = "1", **limits: Any) -> Any:
         limits = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0} | limits

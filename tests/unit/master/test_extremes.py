@@ -38,7 +38,7 @@ DATA = pb.ScriptData(records=100, epochs=2, batch_size=10, records_per_task=50, 
 
 
 def requests(lease: int, ring: int) -> list[Any]:
-    """Return a request of each kind that worker 0, server 1, agent n or a user may send."""
+    """Return a request of each kind that worker 0, server 1, torchrun or a user may send."""
     task = {"worker_id": 0, "lease_id": lease}
     at = {"worker_id": 0, "ring": ring}
     beat = {"steps": 2, "records": 4, "loss": 0.5, "position": 40, "pass_records": 80}
@@ -66,9 +66,6 @@ def requests(lease: int, ring: int) -> list[Any]:
         pb.GetStacksRequest(number=1),
         pb.ScaleRequest(min_workers=1, max_workers=2),
         pb.ReportDataRequest(data=DATA),
-        pb.AgentReportRequest(
-            node="n", id="5", host="h", workers=[pb.AgentWorker(pid=7, exited=True, code=1)]
-        ),
         pb.JoinRoundRequest(node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"),
         pb.GetRoundRequest(node="n", round=1),
         pb.BeginPassRequest(worker_id=0, number=1, epochs=2),

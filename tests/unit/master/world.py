@@ -1,4 +1,4 @@
-"""One job in simulated time. A test plays its processes, servers, agents, users and disk."""
+"""One job in simulated time. A test plays its processes, servers, users and disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from master.state.job.restart import from_state, to_state
 from master.state.workforce.fleet import Fleet
 from master.state.workforce.processes import PENDING, RUNNING, Process
 from master.state.workforce.servers import ServerCommand
-from master.state.workforce.starts import AgentPods
 from tests.unit.master.said import FINISHED, LEASED, Said
 from torch_edl.config import (
     CheckpointConfig,
@@ -37,6 +36,7 @@ from torch_edl.config import (
     DurabilityConfig,
     Experiment,
     JobConfig,
+    Launch,
     TrainConfig,
 )
 from torch_edl.data.task_space import Shard
@@ -67,8 +67,9 @@ class World(Said):
 
     Args:
         least: minimum of workers; ``workers`` is the maximum.
-        agents: number of agents that a cluster runs, each with two workers; 0 if users start them.
+        launch: how the workers of a script are started; None: torchrun starts them.
         cluster: processes are scheduled by Kubernetes.
+        scheduled: processes may stay pending until a machine has room, as on a cluster.
         per_pod: number of workers with neighbouring slots that share a pod.
         spares: number of spare pods.
         spec: declaration of the model file's preprocessing.
@@ -83,8 +84,9 @@ class World(Said):
         kind: str = "train",
         workers: int = 1,
         least: int = 1,
-        agents: int = 0,
+        launch: Launch | None = None,
         cluster: bool = False,
+        scheduled: bool = False,
         per_pod: int = 1,
         spares: int = 0,
         shards: Sequence[Shard] = SHARDS,
@@ -119,15 +121,10 @@ class World(Said):
             platform="kubernetes" if cluster else "local",
             platform_config=KubernetesConfig(image="edl") if cluster else None,
             experiment=experiment,
+            launch=launch,
         )
         self.shards, self.eval_records = shards, eval_records
         servers = self.config.cluster.servers
-        pods = AgentPods(
-            agents=agents,
-            workers_per_agent=2,
-            agent_args=["run", "train.py"],
-            agent_grace_s=20.0,
-        )
         job = ManagedJob(
             self.config,
             Fleet(
@@ -135,10 +132,11 @@ class World(Said):
                 workers=workers,
                 servers=servers,
                 spares=spares,
-                is_scheduled=cluster,
+                is_scheduled=cluster or scheduled,
                 in_pods=cluster,
                 workers_per_pod=per_pod,
-                agents=pods if script else None,
+                launch=launch,
+                starts_workers=not script or launch is not None,
             ),
             folder=Path("/job"),
             resumed=resumed,
@@ -240,6 +238,12 @@ class World(Said):
     def kill(self, *workers: int) -> None:
         for worker in workers:
             self.exit("worker", worker, signal=9)
+
+    def complete_script(self) -> None:
+        """Let all processes of a script come to its end."""
+        for process in self.fleet.alive("worker"):
+            self.exit("worker", process.id, code=0)
+        self.tick()
 
     def taken(self, role: str, id: int, why: str = "preempted") -> None:
         """End a process whose machine was taken away."""

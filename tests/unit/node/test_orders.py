@@ -13,6 +13,7 @@ from torch_edl.processes.launcher import (
     Command,
     Known,
     ProcessExit,
+    ProcessFails,
     ProcessNotStarted,
     ProcessRuns,
     ProcessSpec,
@@ -47,8 +48,7 @@ class Desk:
         return self.nodes.report(request, lambda: True)
 
     def events(self) -> list[Any]:
-        events, self.orders.events = self.orders.events, []
-        return events
+        return self.orders.collect()
 
 
 @pytest.fixture
@@ -74,11 +74,51 @@ def test_an_order_is_repeated_until_the_end_and_the_end_counts_once(desk: Desk) 
     desk.report({0: 77})
     desk.report({0: 77})
     assert desk.events() == [ProcessRuns(role="worker", id=0, pid=77)]
+    assert run(desk.report(ended={0: -9})) == [0]
+    assert desk.events() == [ProcessExit(role="worker", id=0, signal=9)]
+    desk.nodes.stored()
     assert run(desk.report(ended={0: -9})) == []
     assert run(desk.report(ended={0: -9})) == [], "the acknowledgement was lost"
-    assert desk.events() == [ProcessExit(role="worker", id=0, signal=9)]
+    assert desk.events() == []
     assert stop(desk.report({0: 77})) == {0: 0.0}, "a report from before its end comes late"
     assert desk.events() == []
+
+
+def test_an_end_is_acknowledged_once_it_is_in_the_stored_state(desk: Desk) -> None:
+    """A master that is killed before leaves the end to its successor."""
+    desk.orders.start(spec(0))
+    desk.report({0: 77})
+    assert run(desk.report(ended={0: 0})) == [0]
+    desk.nodes.stored()  # a state from before the event was collected
+    assert run(desk.report(ended={0: 0})) == [0]
+    assert len(desk.events()) == 2
+    assert run(desk.report(ended={0: 0})) == [0], "collected, and not stored"
+    desk.nodes.stored()
+    answered = threading.Thread(target=lambda: desk.report(ended={0: 0}, waits=True))
+    answered.start()
+    answered.join(1.0)
+    assert not answered.is_alive(), "the node need not wait for other orders"
+
+
+def test_the_ends_of_one_report_are_told_in_their_order(desk: Desk) -> None:
+    for id in (0, 1):
+        desk.orders.start(spec(id))
+    desk.report({0: 70, 1: 71})
+    desk.events()
+    desk.report(ended={1: 1, 0: 1})
+    assert [event.id for event in desk.events()] == [1, 0]
+
+
+def test_a_process_that_is_about_to_fail_is_told_once(desk: Desk) -> None:
+    desk.orders.start(spec(0))
+    request = pb.NodeReportRequest(node="node", incarnation="new", address="a", port=7)
+    request.running.add(role="worker", id=0, pid=7, failing=True, log="/l")
+    for _ in range(2):
+        desk.nodes.report(request, lambda: True)
+    fails, runs = desk.events()
+    assert fails == ProcessFails(role="worker", id=0)
+    assert runs == ProcessRuns(role="worker", id=0, pid=7, log="/l")
+    assert desk.orders.address == ("a", 7)
 
 
 def test_one_that_is_stopped_before_the_node_knows_of_it_has_ended(desk: Desk) -> None:
@@ -104,11 +144,11 @@ def test_the_next_master_hears_what_runs_has_ended_and_never_began(desk: Desk) -
     desk.orders.adopt(Known(role="worker", id=2))
     answer = desk.report({0: 70}, {1: 1})
     assert desk.events() == [
-        ProcessRuns(role="worker", id=0, pid=70),
         ProcessExit(role="worker", id=1, code=1),
+        ProcessRuns(role="worker", id=0, pid=70),
         ProcessNotStarted(role="worker", id=2),
     ]
-    assert run(answer) == [0]
+    assert run(answer) == [0, 1]
     # The order of the old master reached the node after all.
     assert stop(desk.report({0: 70, 2: 72})) == {2: 0.0}
 

@@ -1,4 +1,4 @@
-"""How a process left its loop over a loader, as its agent finds out."""
+"""How a process left its loop over a loader, as its node finds out."""
 
 from __future__ import annotations
 

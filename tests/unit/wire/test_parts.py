@@ -25,7 +25,7 @@ def counted(message: Any) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        pb.AgentReportRequest(node=PAD, workers=[pb.AgentWorker(pid=7)] * HALF),
+        pb.NodeReportRequest(node=PAD, running=[pb.RunningProcess(pid=7)] * HALF),
         pb.LeaseRequest(held=range(HALF // 4)),
         ps.PushGradientsRequest(learning_rates=[0.1] * HALF),
         ps.PushDenseParametersRequest(
@@ -61,4 +61,4 @@ def test_bytes_of_chance_end_in_an_error_or_are_few() -> None:
     for _ in range(200):
         raw = chance.randbytes(1 << 17)
         with pytest.raises((DecodeError, UsageError)):
-            require_few(pb.AgentReportRequest.DESCRIPTOR, raw)
+            require_few(pb.NodeReportRequest.DESCRIPTOR, raw)

@@ -19,6 +19,7 @@ from torch_edl.config import (
     DurabilityConfig,
     Experiment,
     JobConfig,
+    Launch,
     extensions,
 )
 from torch_edl.config.job import LOCAL, PARTS
@@ -174,6 +175,7 @@ def script_job(
     max_workers: int,
     join_timeout_s: float = ClusterConfig.join_timeout_s,
     experiment: Experiment | None = None,
+    launch: Launch | None = None,
 ) -> JobConfig:
     """Return the job of ``torch-edl run`` for a script, which has its own data and model.
 
@@ -199,6 +201,7 @@ def script_job(
         "model_file": args.training_script if args.module else absolute(args.training_script),
         "model_args": args.training_script_args,
         "experiment": experiment,
+        "launch": launch,
     }
     return _checked(JobConfig.of(found))
 

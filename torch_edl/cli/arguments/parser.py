@@ -254,8 +254,8 @@ def build_parser() -> argparse.ArgumentParser:
         "show the events of a job and the output of its processes",
         epilog=_LOGS_EPILOG,
     )
-    roles = ("events", "master", "ps", "worker", "agent")
-    text = "events, master, ps, worker or agent (default: all)"
+    roles = ("events", "master", "ps", "worker")
+    text = "events, master, ps or worker (default: all)"
     add_option(logs, "--role ROLE", text, choices=roles, default="")
     add_option(logs, "--id N", "number of the process (default: all of the role)", type=whole)
     text = "start with the last N lines of each log (default: all)"

@@ -124,7 +124,7 @@ def check_folders(config: JobConfig) -> JobConfig:
         config = _with_optimizer(config, Path(keep.load))
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
-        if config.kind == "train":  # an agent of a script may join the job that uses the folder
+        if config.kind == "train":  # a node of a script may join the job that uses the folder
             folder.require_free(config.name)
             claim.require_free(keep.dir)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)

@@ -285,7 +285,9 @@ class MasterRendezvous(RingRendezvous):
     def leave(self, ring: int, *, finished: bool) -> None:
         """Notify the master, which would otherwise notice later."""
         self._status.ring = 0
-        request = pb.LeaveRingRequest(worker_id=self.worker_id, finished=finished)
+        request = pb.LeaveRingRequest(
+            worker_id=self.worker_id, finished=finished, training=self._status.training
+        )
         try:
             self._master.call(request, timeout_s=5)
         except grpc.RpcError as error:

@@ -43,7 +43,7 @@ _Job = TypeVar("_Job", bound=Any)
 _CONFIG = "job.json"
 """Configuration file; a folder without this file does not belong to a job."""
 _CLIENT_LOCK = "client.lock"
-_AGENT_LOCKS = "agent-*.lock"
+_NODE_LOCKS = "node-*.lock"
 # Space for the state and the first lines of the logs.
 _ROOM_BYTES = 256 << 10
 # Time after the creation of the folder within which a job may have no process yet.
@@ -303,8 +303,8 @@ class JobFolder:
             time.sleep(_POLL_S)
 
     def is_running(self) -> bool:
-        """Return True if the name of the job is in use: by a master or by waiting agents."""
-        return self.has_master() or any(map(_is_locked, self.dir.glob(_AGENT_LOCKS)))
+        """Return True if the name of the job is in use: by a master or by waiting nodes."""
+        return self.has_master() or any(map(_is_locked, self.dir.glob(_NODE_LOCKS)))
 
     def is_over(self) -> bool:
         """Return True if the folder may be removed: no process is alive or about to start."""
@@ -329,12 +329,12 @@ class JobFolder:
         return self._held
 
     def take_part(self) -> BinaryIO:
-        """Mark an agent as alive, until the file is closed or this process ends.
+        """Mark a node as alive, until the file is closed or this process ends.
 
         Raises:
             OSError: the folder does not exist or is not writable.
         """
-        return _lock(self.dir / _AGENT_LOCKS.replace("*", secrets.token_hex(4)))
+        return _lock(self.dir / _NODE_LOCKS.replace("*", secrets.token_hex(4)))
 
     def no_room(self) -> str:
         """Return why the job cannot write to its folder, with advice; empty if it can."""

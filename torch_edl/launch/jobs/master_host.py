@@ -1,6 +1,6 @@
-"""The master of a job of agents: an agent finds the master at an endpoint, or starts one there.
+"""The master of a script: a node finds the master at an endpoint, or starts one there.
 
-Locks on the endpoint, and on the start of any master, prevent two agents that begin at the same
+Locks on the endpoint, and on the start of any master, prevent two nodes that begin at the same
 moment from both starting a master.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from torch_edl.config import JobConfig
-from torch_edl.config.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
+from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs import folder
 from torch_edl.launch.jobs.folder import ENDED, JobFolder
@@ -35,7 +35,7 @@ from torch_edl.wire.security.keys import require_strong
 log = logging.getLogger(__name__)
 
 ANY_PORT = f"{LOOPBACK}:0"
-"""Endpoint for agents of this machine, which find the master by the name of the job."""
+"""Endpoint for nodes of this machine, which find the master by the name of the job."""
 
 _LOOK_S = 0.1
 # Time to wait for the master of an older job to leave, and before a message about the wait.
@@ -57,14 +57,14 @@ class JobMaster:
     job: str = ""
     """Name of the job; empty if its folder is on another machine or belongs to another user."""
     presence: BinaryIO | None = None
-    """Open lock file that marks an agent of this machine as alive; None without a folder."""
+    """Open lock file that marks a node of this machine as alive; None without a folder."""
 
-    def environment(self, node: str) -> dict[str, str]:
-        """Return the variables with which a worker finds the master and names its agent."""
-        return {ENV_MASTER: self.address, ENV_TOKEN: self.token, ENV_NODE: node}
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which a worker finds the master."""
+        return {ENV_MASTER: self.address, ENV_TOKEN: self.token}
 
     def leave(self) -> None:
-        """Mark this agent as gone."""
+        """Mark this node as gone."""
         if self.presence is not None:
             self.presence.close()
 
@@ -72,7 +72,7 @@ class JobMaster:
 def start(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> JobMaster:
     """Start the master of a new job on this machine.
 
-    If the environment contains a token, the job gets this token, so that agents of other machines
+    If the environment contains a token, the job gets this token, so that nodes of other machines
     know the token too.
 
     Raises:
@@ -142,28 +142,28 @@ def _start(job: JobFolder, *, token: str, listen: str, follows: bool) -> JobMast
 
 
 def _restart(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool) -> JobMaster:
-    """Restart the master of a job whose agents wait for it, because its starter is lost.
+    """Restart the master of a job whose nodes wait for it, because its starter is lost.
 
     A new job instead would be a second group that does the same training.
     """
     master = job.master()
-    assert master is not None, f"agents of {job.name} found a master"
+    assert master is not None, f"nodes of {job.name} found a master"
     named = os.environ.get(ENV_TOKEN)
     if named and named != master.token:
         raise UsageError(
-            f"{ENV_TOKEN}: not the token of job {job.name}, whose agents wait for its master; "
+            f"{ENV_TOKEN}: not the token of job {job.name}, whose nodes wait for its master; "
             f"end them first, or unset {ENV_TOKEN} to continue with them"
         )
     begun = job.config()
     if begun.experiment is not None and config.experiment is not None:
         begun.experiment.require(config.experiment, job.name)
-    log.warning("job %s lost its master, and agents wait for it: starting it again", job.name)
+    log.warning("job %s lost its master, and nodes wait for it: starting it again", job.name)
     listen = master.address if endpoint == ANY_PORT else endpoint
     return _start(job, token=master.token, listen=listen, follows=follows)
 
 
 def _find(endpoint: str, names: Sequence[str]) -> JobMaster | LocalJob | None:
-    """Return the master of a job of this machine, or a job that has agents but no master; None if
+    """Return the master of a job of this machine, or a job that has nodes but no master; None if
     the endpoint is free."""
     began = time.monotonic()
     told = ""
@@ -183,7 +183,7 @@ def _find(endpoint: str, names: Sequence[str]) -> JobMaster | LocalJob | None:
         if not job.has_master() and job.last_status().get("state") not in _OVER:
             if job.name in names:
                 return job
-            raise _not_ours(endpoint, f"agents of job {job.name} wait there for it", names)
+            raise _not_ours(endpoint, f"nodes of job {job.name} wait there for it", names)
         how = "does not answer" if status is None else "is over"
         if waited_s > _LEAVES_S:
             raise UsageError(
@@ -239,8 +239,8 @@ def named_token(endpoint: str) -> str:
         return token
     raise UsageError(
         f"{endpoint}: something listens there that is no job of this user; choose another port, "
-        f"or set {ENV_TOKEN} to one secret text for all agents if it is their master"
+        f"or set {ENV_TOKEN} to one secret text for all machines if it is their master"
         if is_local(endpoint)
         else f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret "
-        "text on all machines before the agents start"
+        "text on all machines before the commands start"
     )

@@ -25,7 +25,7 @@ SUPERSEDED = 3
 _LISTEN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _TAIL_LINES = 15
-# A master that ends this often before an agent reaches it is not restarted.
+# A master that ends this often before a node reaches it is not restarted.
 _MAX_STARTS_IN_A_ROW = 5
 
 

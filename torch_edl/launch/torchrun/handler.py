@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from torch_edl.config import ClusterConfig, JobConfig
-from torch_edl.config.environment import ENV_TOKEN
+from torch_edl.config.environment import ENV_NODE, ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.launch.jobs.master_host import JobMaster, find_or_start
 from torch_edl.launch.torchrun import options
@@ -167,7 +167,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
         # torch's agent passes its environment to its workers.
-        os.environ.update(master.environment(self._node))
+        os.environ.update({**master.environment(), ENV_NODE: self._node})
         return master, stub
 
     def _reconnect(self) -> None:

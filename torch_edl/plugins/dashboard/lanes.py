@@ -8,7 +8,7 @@ from typing import Any
 from torch_edl.events import ProcessChanged, WorkerWaited
 
 EXITED = "exited"
-_ROLES = ("master", "ps", "agent", "worker")
+_ROLES = ("master", "ps", "worker")
 # Processes that start together within this time are the first ones.
 _TOGETHER_S = 30.0
 _MOST_LANES = 48

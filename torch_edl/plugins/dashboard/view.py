@@ -33,7 +33,7 @@ _MOST_TABLES = 100
 # A part of this size has a successor; a history has a few megabytes.
 _FULL_BYTES = 1 << 20
 _LEFT = 1  # stands for the file of a job that is over
-_ROLES = ("master", "ps", "worker", "spare", "agent")
+_ROLES = ("master", "ps", "worker", "spare")
 _OVER = (*ENDED, "dead")
 
 

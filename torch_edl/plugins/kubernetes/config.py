@@ -80,15 +80,15 @@ class KubernetesConfig(Checked):
     code: tuple[str, ...] = ()
     """Paths of the files that are sent, relative to the folder of the model file."""
 
-    agent: tuple[str, ...] = ()
-    """Arguments of the agents of a script, before the script."""
+    torchrun: tuple[str, ...] = ()
+    """Options of torchrun that ``torch-edl run`` of a script gets in its pods."""
     processes_per_pod: int = option(
         1,
         "--processes-per-pod N",
         "workers that share a pod, and its GPU",
         minimum=1,
     )
-    """For a script, this is ``--nproc-per-node``: workers that an agent starts in its pod."""
+    """For a script, this is ``--nproc-per-node``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,19 +140,18 @@ class KubernetesConfig(Checked):
         ``limits.cpu`` is a limit alone; that of another resource replaces its limit.
 
         Args:
-            role: ``worker``, ``agent`` (with the resources of a worker), ``ps`` or ``master``.
+            role: ``worker``, ``ps`` or ``master``.
         """
         texts = {
             "worker": self.worker_resources,
             "ps": self.ps_resources,
             "master": self.master_resources,
         }
-        role = _own_options(role)
         return pod_settings.resources(f"--{role}-resources", texts[role])
 
     def templates(self, role: str) -> list[Mapping[str, Any]]:
         """Return the templates of a pod of a role, in the order in which they are merged."""
-        return [self.template, self.role_templates.get(_own_options(role), {})]
+        return [self.template, self.role_templates.get(role, {})]
 
     @property
     def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -177,8 +176,3 @@ class KubernetesConfig(Checked):
     @property
     def _worker_shares(self) -> list[tuple[str, float]]:
         return pod_settings.shares("--worker-priority", self.worker_priority)
-
-
-def _own_options(role: str) -> str:
-    """Return the role whose options a pod has: an agent has those of a worker."""
-    return "worker" if role == "agent" else role

@@ -124,7 +124,7 @@ def selector(job: str) -> str:
 
 def processes(job: str) -> str:
     """Return the label selector of the pods of a job, except for the master's."""
-    return f"{selector(job)},{ROLE} in (worker,ps,agent)"
+    return f"{selector(job)},{ROLE} in (worker,ps)"
 
 
 def labels(

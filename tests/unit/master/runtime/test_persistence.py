@@ -18,7 +18,7 @@ from master.runtime.persistence import StateWriter, left_behind
 from master.runtime.service import Service
 from master.runtime.store import Lock, SqliteStore, acquire
 from master.state.job.restart import FORMAT
-from tests.unit.master.script_jobs import script
+from tests.unit.master.script_jobs import ring_of_two
 from tests.unit.master.world import World, running
 from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import EdlError, StoreConflictError, UsageError
@@ -110,14 +110,14 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
 
 def test_a_state_in_which_only_the_time_changes_is_not_written_again(tmp_path: Path) -> None:
     """Neither by the clock nor by heartbeats and reports, of which each was a synced write."""
-    for number, w in enumerate((running(workers=2, spares=1), script(agents=2))):
+    for number, w in enumerate((running(workers=2, spares=1), ring_of_two())):
         store = SqliteStore(tmp_path / f"{number}.sqlite")
         writer = StateWriter(acquire(store, "j"), secret="s", superseded=pytest.fail)
         revisions = set()
         for _ in range(4):
             w.now += 1
             if w.config.kind == "script":
-                w.agent("a"), w.agent("b")
+                w.beat(0), w.beat(1)
             else:
                 w.beat(0), w.beat(1)
                 for server in w.fleet.alive("ps"):

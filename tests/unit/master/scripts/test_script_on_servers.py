@@ -9,7 +9,7 @@ import pytest
 
 from master.state.actions import Flush, SaveServers
 from tests.unit.master.said import CHANGED, DRAIN, FINISHED
-from tests.unit.master.script_jobs import SMALL, UNBOUND, died, script
+from tests.unit.master.script_jobs import SMALL, UNBOUND, on_nodes, script
 from tests.unit.master.script_jobs import on_servers as begun
 from tests.unit.master.world import World
 from torch_edl.errors import UsageError
@@ -133,7 +133,7 @@ def test_other_data_are_the_error_of_the_worker_that_has_them(
     change: dict[str, Any], values: str
 ) -> None:
     w = begun()
-    other = w.register(2, local_rank=1)
+    other = w.enter(1).worker_id
     assert w.report_data(other)
     with pytest.raises(UsageError, match=values):
         w.report_data(other, **change)
@@ -147,19 +147,21 @@ def test_other_data_are_the_error_of_the_worker_that_has_them(
 @pytest.mark.parametrize("how", ["dies", "leaves", "is replaced"])
 def test_the_tasks_of_a_worker_that_is_gone_go_to_others(how: str) -> None:
     w = begun()
-    other = w.register(2, local_rank=1)
+    other = w.enter(1).worker_id
     lost = w.task(other)
     if how == "dies":
-        w.agent("n", died(2))
-        assert w.said("worker-1 lost: ended with signal 9")
+        w.exit("worker", other, signal=9)
+        assert w.said("worker-1 ended with signal 9; its tasks were returned to the queue")
     elif how == "leaves":
         w.leave(other)
         assert not w.said("lost")
     else:
-        assert w.register(9, local_rank=1) == 2
+        assert w.enter(1, pid=99), "the next program of a shell script"
+        assert w.said("worker-1 lost: another process took its place")
     lease = w.task(0)
     assert (lease.task_id, lease.retried) == (lost.task_id, True)
-    assert w.lease(other).next == DRAIN
+    if how != "is replaced":
+        assert w.lease(other).next == DRAIN
 
 
 # ---- the end ----
@@ -172,16 +174,15 @@ def test_scripts_hear_of_the_end_once_the_model_is_saved() -> None:
     saved = w.save()
     w.tick()
     assert w.lease(0).next == FINISHED
-    late = w.register(5, local_rank=1)
+    late = w.enter(1).worker_id
     assert w.report_model(late, UNBOUND)
     assert w.report_data(late)
     assert w.lease(late, incarnation=0).next == FINISHED
     assert w.outcome is None
-    w.agent("n", done=True)
+    w.complete_script()
     assert w.outcome.state == "finished"
     w.tick()
     assert {(s.role, s.grace_s > 0) for s in w.stopped} == {("ps", True)}
-    w.agent("n", done=True)
     w.tick()
     assert w.job.lifecycle.over
     assert w.status().checkpoint == str(saved.path)
@@ -191,7 +192,7 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     w = begun(dir="/c")
     w.do(0, w.task(0))
     w.tick()
-    w.agent("n", done=True)
+    w.complete_script()
     assert w.outcome is None, "the last checkpoint is not written"
     w.tick()
     saved = w.save()
@@ -204,7 +205,7 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     # Another job goes on there, with the same data.
     again = begun(dir="/c", resumed=saved)
     assert again.task(0).task_id == 1
-    assert again.started[0].args[-1] == str(saved.path)
+    assert next(s for s in again.started if s.role == "ps").args[-1] == str(saved.path)
     for change, values in (
         ({"shuffle": True}, ("shuffle=False", "shuffle=True")),
         ({"files": "another"}, ("another",)),
@@ -216,10 +217,9 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
 
 
 def test_a_script_that_never_begins_its_loader_ends_the_job() -> None:
-    w = script(strategy="ps")
-    w.agent("n", pb.AgentWorker(pid=1))
-    w.register(1)
-    w.agent("n", done=True)
+    w = on_nodes(strategy="ps")
+    w.enter(0)
+    w.complete_script()
     assert w.outcome.state == "finished"
 
 
@@ -239,13 +239,13 @@ def test_a_server_lost_after_the_training(checkpoint: bool) -> None:
     assert w.started[-1].args[-1] == str(saved.path)
     assert w.lease(0).next == FINISHED
     assert not [e for e in w.actions if isinstance(e, SaveServers | Flush)]
-    w.agent("n", done=True)
+    w.complete_script()
     assert w.outcome.state == "finished"
 
 
-def test_a_worker_of_an_agent_never_becomes_a_server() -> None:
+def test_the_worker_of_a_script_never_makes_room_for_a_server() -> None:
     w = begun(durability={"mode": "journal", "failover": "worker"})
-    w.register(2, local_rank=1)
+    w.enter(1)
     kill_server(w)
     w.tick()
     assert w.started[-1].name == "ps-2"

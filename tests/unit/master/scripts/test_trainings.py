@@ -11,10 +11,9 @@ from master.state.calls import script_calls
 from tests.unit.master.said import CHANGED
 from tests.unit.master.script_jobs import (
     UNBOUND,
-    died,
+    on_nodes,
     on_servers,
     ring_of_two,
-    script,
     torchrun,
 )
 from tests.unit.master.world import World
@@ -24,24 +23,31 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def in_training_2(w: World) -> World:
-    """Both workers complete training 1, and are workers 2 and 3 in the ring of training 2."""
+    """Both workers complete training 1, and are in the ring of training 2."""
     w.leave(0, finished=True)
-    assert w.enters(11, training=2) is None, "worker 1 may still need its ring"
+    assert w.enter(0, training=2) is None, "worker 1 may still need its ring"
     assert w.stand_by(1, ring=1, step=9).leave
     w.leave(1, finished=True)
-    assert w.enters(11, training=2).worker_id == 2
-    assert w.enters(12, local_rank=1, training=2).worker_id == 3
-    w.ring(2, 3)
+    assert w.enter(0, training=2).worker_id == 0
+    assert w.enter(1, training=2).worker_id == 1
+    w.ring(0, 1)
     return w
 
 
 def test_a_training_begins_when_all_have_left_the_one_before() -> None:
     w = in_training_2(ring_of_two())
     ring = w.job.ring.current
-    assert (ring.number, list(ring.workers), ring.fresh, ring.heal) == (2, [2, 3], True, True)
+    assert (ring.number, list(ring.workers), ring.fresh, ring.heal) == (2, [0, 1], True, True)
     assert w.said("training 2 of the script begins") == 1
-    assert w.enters(11, training=2).worker_id == 2, "the answer was lost"
-    assert (w.beat(2, ring=2).broken_ring, w.beat(3, ring=2).broken_ring) == (0, 0)
+    assert w.enter(0, training=2).worker_id == 0, "the answer was lost"
+    assert (w.beat(0, ring=2).broken_ring, w.beat(1, ring=2).broken_ring) == (0, 0)
+
+
+def test_a_worker_that_left_a_training_is_not_removed_from_the_next_one_by_a_late_call() -> None:
+    w = in_training_2(ring_of_two())
+    w.leave(0, finished=True, training=1)
+    assert w.beat(0, ring=2).known
+    assert w.beat(0, ring=2).broken_ring == 0
 
 
 def test_steps_and_records_go_on_over_trainings_and_masters() -> None:
@@ -51,39 +57,42 @@ def test_steps_and_records_go_on_over_trainings_and_masters() -> None:
     w = in_training_2(w)
     assert w.job.done() == (320, 10)
     w = w.restart()
-    w.beat(2, ring=2, steps=4, position=128, pass_index=1, pass_records=640, records_before=320)
+    w.beat(0, ring=2, steps=4, position=128, pass_index=1, pass_records=640, records_before=320)
     assert w.job.done() == (448, 14)
-    w.beat(1, ring=1, steps=99, position=99, pass_index=9)
+    w.beat(1, training=1, ring=1, steps=99, position=99, pass_index=9)
     assert w.job.done() == (448, 14), "a late word of training 1"
-    assert w.enters(11, training=2).worker_id == 2
+    assert w.enter(0, training=2).worker_id == 0
 
 
 def test_the_end_of_one_training_is_not_the_end_of_the_job() -> None:
     w = in_training_2(ring_of_two())
     w.tick()
     assert (w.outcome, w.job.state) == (None, "running")
-    for worker in (2, 3):
+    for worker in (0, 1):
         w.leave(worker, finished=True)
-    w.agent("n", died(11, local_rank=0, code=0), died(12, code=0), done=True)
+    w.complete_script()
     assert w.outcome.state == "finished"
 
 
 def test_a_process_that_dies_between_two_trainings_is_not_waited_for() -> None:
     w = ring_of_two()
     w.leave(0, finished=True)
-    assert w.enters(11, training=2) is None
-    w.agent("n", died(12))
-    assert w.enters(11, training=2).worker_id == 2
-    assert w.ring(2).workers == [2], "a ring of fewer than --workers: the other may not come back"
+    assert w.enter(0, training=2) is None
+    w.exit("worker", 1, signal=9)
+    assert w.enter(0, training=2).worker_id == 0
+    assert w.ring(0).workers == [0], "a ring of fewer than --workers: the other may not come back"
 
 
 def test_a_process_that_did_not_join_in_time_leaves() -> None:
-    w = ring_of_two()
-    late = w.register(13, node="m")
+    w = on_nodes(workers=3)
+    late = w.enter(2).worker_id
+    for worker in (0, 1):
+        w.enter(worker)
+    w.ring(0, 1)
     for worker in (0, 1):
         w.leave(worker, finished=True)
     assert w.beat(late).known, "it may still warm up"
-    assert w.enters(11, training=2).worker_id == 3
+    assert w.enter(0, training=2).worker_id == 0
     assert w.join(late).leave
     assert not w.beat(late).drain
 
@@ -94,21 +103,22 @@ def test_a_replacement_continues_with_the_checkpoint_of_a_training_that_is_over(
     if kept:
         w.report_checkpoint(0, kept)
     w = in_training_2(w).restart()
-    w.agent("n", died(12))
-    new = w.enters(13, local_rank=1)
+    w.exit("worker", 1, signal=9)
+    assert w.begun() == ["worker-2"]
+    new = w.enter(2)
     if not kept:
         assert new is None, "it waits: it has no model"
-        assert w.restart().enters(13, local_rank=1) is None
-        w.leave(2, finished=True)
-        assert w.enters(13, local_rank=1) is None, "there may be a third training"
-        w.agent("n", died(11, local_rank=0, code=0))
-        assert w.enters(13, local_rank=1).leave
+        assert w.restart().enter(2) is None
+        w.leave(0, finished=True)
+        assert w.enter(2) is None, "there may be a third training"
+        w.exit("worker", 0, code=0)
+        assert w.enter(2).leave
         return
     assert (new.trained, new.worker_id) == (kept, 0)
-    assert w.enters(13, local_rank=1, missing=kept) is None, "its machine does not have the folder"
-    assert w.enters(13, local_rank=1, training=2).worker_id == 4
-    assert w.join(4) is None
-    assert w.join(2, ring=2, step=9).ring.workers == [2, 4]
+    assert w.enter(2, missing=kept) is None, "its machine does not have the folder"
+    assert w.enter(2, training=2).worker_id == 2
+    assert w.join(2) is None
+    assert w.join(0, ring=2, step=9).ring.workers == [0, 2]
 
 
 @pytest.mark.parametrize("kept", ["", "/ck/step-9"])
@@ -117,18 +127,19 @@ def test_a_script_whose_processes_are_all_lost_starts_again(kept: str) -> None:
     if kept:
         w.report_checkpoint(0, kept)
     w = in_training_2(w)
-    w.report_checkpoint(2, "/ck/training-2/step-5")
-    w.agent("n", died(11, local_rank=0), died(12))
-    assert w.register(21) == 4
-    assert w.register(22, local_rank=1) == 5
+    w.report_checkpoint(0, "/ck/training-2/step-5")
+    w.kill(0, 1)
+    w.tick()
+    assert w.enter(2).worker_id == 2
+    assert w.enter(3).worker_id == 3
     assert w.said("no process of training 2 is left: the script starts again") == 1
-    ring = w.ring(4, 5)
+    ring = w.ring(2, 3)
     assert (ring.number, ring.fresh, ring.restored_from) == (3, True, kept)
-    w.leave(4, finished=True)
-    assert w.enters(21, training=2) is None
-    w.leave(5, finished=True)
-    assert w.enters(21, training=2).worker_id == 6
-    assert w.ring(6).restored_from == "/ck/training-2/step-5"
+    w.leave(2, finished=True)
+    assert w.enter(2, training=2) is None
+    w.leave(3, finished=True)
+    assert w.enter(2, training=2).worker_id == 2
+    assert w.ring(2).restored_from == "/ck/training-2/step-5"
 
 
 def test_a_later_training_does_not_begin_with_the_model_of_load() -> None:
@@ -139,16 +150,15 @@ def test_a_later_training_does_not_begin_with_the_model_of_load() -> None:
 
 
 def test_the_folder_of_the_models_is_told_to_scripts_and_not_shown() -> None:
-    w = script()
-    w.agent()
-    assert w.enters(11).models == "/job/final"
+    w = on_nodes()
+    assert w.enter(0).models == "/job/final"
     w.ring(0)
     assert w.report_checkpoint(0, "/job/final/step-9")
     assert w.status().checkpoint == ""
     w.leave(0, finished=True)
-    assert w.enters(11, training=2)
-    w.ring(1)
-    assert w.report_checkpoint(1, "/job/final/training-2/step-4")
+    assert w.enter(0, training=2)
+    w.ring(0)
+    assert w.report_checkpoint(0, "/job/final/training-2/step-4")
     assert w.status().checkpoint == ""
     assert not w.said("checkpoint")
 
@@ -157,12 +167,12 @@ def test_a_stopped_job_begins_no_training() -> None:
     w = ring_of_two()
     w.leave(0, finished=True)
     w.job.stop("SIGTERM", w.now)
-    assert w.enters(11, training=2).leave
+    assert w.enter(0, training=2).leave
 
 
 def test_trainings_are_refused_where_they_cannot_be() -> None:
     with pytest.raises(UsageError, match="the same number of times"):
-        ring_of_two().enters(11, training=3)
+        ring_of_two().enter(0, training=3)
     with pytest.raises(UsageError, match="under torchrun; use torch-edl run"):
         torchrun().enters(11, training=2)
 
@@ -177,7 +187,7 @@ def train_all(w: World, worker: int) -> None:
 
 
 def second_on_servers(*, kept: str = "", left: int = 0) -> World:
-    """Return a job whose worker 0 completed training 1, all but ``left`` tasks, and is worker 1 in
+    """Return a job whose worker 0 completed training 1, all but ``left`` tasks, and is in
     training 2, before its servers run. The last checkpoint of training 1 was taken."""
     w = on_servers(dir=kept)
     for _ in range(4 - left):
@@ -187,11 +197,11 @@ def second_on_servers(*, kept: str = "", left: int = 0) -> World:
     meeting.result = "0.5"
     assert w.call(script_calls.meet, meeting).result == "0.5"
     w.leave(0, finished=True)
-    assert w.enters(1, training=2) is None, "the last checkpoint is not written"
+    assert w.enter(0, training=2) is None, "the last checkpoint is not written"
     w.tick()
     w.save()
     w.tick()
-    assert w.enters(1, training=2).worker_id == 1
+    assert w.enter(0, training=2).worker_id == 0
     return w
 
 
@@ -207,45 +217,44 @@ def test_a_training_on_servers_begins_with_a_model_and_data_of_its_own(
     w = w.restart() if restarts else w
     model = w.fleet.model
     assert (model.incarnation, model.restored_from) == (2, ""), "new servers, a new model"
-    assert w.report_model(1, UNBOUND) is None, "they do not run yet"
+    assert w.report_model(0, UNBOUND) is None, "they do not run yet"
     w.servers_up()
-    assert w.report_data(1, records=40, epochs=1, batch_size=4, records_per_task=20)
+    assert w.report_data(0, records=40, epochs=1, batch_size=4, records_per_task=20)
     assert w.job.config.data.batch_size == 4
-    first = w.task(1)
+    first = w.task(0)
     assert (first.task_id, first.offset, first.end) == (0, 0, 20)
-    assert w.lease(1, incarnation=1).next == CHANGED
+    assert w.lease(0, incarnation=1).next == CHANGED
     train = w.status()
     assert (train.records.done, train.records.total) == (done, 240)
-    w.do(1, first)
-    train_all(w, 1)
+    w.do(0, first)
+    train_all(w, 0)
     assert w.job.done() == (done + 40, steps + 10)
-    w.leave(1, finished=True)
-    w.agent("n", died(1, local_rank=0, code=0), done=True)
-    w.tick()
+    w.leave(0, finished=True)
+    w.complete_script()
     assert w.outcome.state == "finished"
     assert w.status().records_early == 50 * left
 
 
 def test_a_training_on_servers_waits_for_all_who_are_in_the_one_before() -> None:
     w = on_servers()
-    w.agent("n", pb.AgentWorker(pid=1), pb.AgentWorker(pid=2, local_rank=1))
-    other = w.register(2, local_rank=1)
+    other = w.enter(1).worker_id
     train_all(w, 0)
     w.leave(0, finished=True)
-    assert w.enters(1, training=2) is None
+    assert w.enter(0, training=2) is None
     w.tick()
     assert not [each for each in w.actions if isinstance(each, SaveServers)], "it may still train"
-    w.agent("n", pb.AgentWorker(pid=1), died(2))
+    w.exit("worker", other, signal=9)
     assert other not in w.job.members
-    late = w.register(3, local_rank=1)
-    assert w.enters(1, training=2) is None, "the replacement catches up in training 1"
+    w.tick()
+    late = w.enter(2).worker_id
+    assert w.enter(0, training=2) is None, "the replacement catches up in training 1"
     assert w.report_data(late)
     w.leave(late, finished=True)
-    assert w.enters(1, training=2) is None
+    assert w.enter(0, training=2) is None
     w.tick()
     w.save()
     w.tick()
-    assert w.enters(1, training=2).worker_id == 3
+    assert w.enter(0, training=2).worker_id == 0
 
 
 @pytest.mark.parametrize("kept", ["", "/ck"])
@@ -253,26 +262,26 @@ def test_a_replacement_has_the_model_of_a_training_that_was_on_servers(kept: str
     w = second_on_servers(kept=kept)
     folder = Path(kept or "/job/final")
     one = str(folder / "step-0000000020")
-    w.agent("n", pb.AgentWorker(pid=1), pb.AgentWorker(pid=2, local_rank=1))
     w = w.restart()
-    new = w.enters(2, local_rank=1)
+    new = w.enter(1)
     assert new.trained == one
     assert list(new.results) == [pb.MeetingResult(passes=1, number=1, value="0.5")]
-    assert w.enters(2, local_rank=1, missing=one) is None
-    assert w.enters(2, local_rank=1, training=2).worker_id == 2
+    assert w.enter(1, missing=one) is None
+    assert w.enter(1, training=2).worker_id == 1
     assert w.job.checkpoints.root == folder / "training-2"
     assert w.status().checkpoint == ""
 
 
 def test_a_script_on_servers_whose_processes_are_all_lost_starts_again() -> None:
     w = second_on_servers(kept="/ck")
-    w.report_model(1, UNBOUND)
+    w.report_model(0, UNBOUND)
     w.servers_up()
-    assert w.report_data(1)
-    w.do(1, w.task(1))
+    assert w.report_data(0)
+    w.do(0, w.task(0))
     assert w.job.done() == (250, 25)
-    w.agent("n", died(1, local_rank=0))
-    assert w.enters(5).worker_id == 2
+    w.kill(0, 1)
+    w.tick()
+    assert w.enter(2).worker_id == 2
     assert w.said("no process of training 2 is left: the script starts again") == 1
     assert w.fleet.model.restored_from == "/ck/step-0000000020"
     w.report_model(2, UNBOUND)
@@ -282,7 +291,7 @@ def test_a_script_on_servers_whose_processes_are_all_lost_starts_again() -> None
     assert w.job.done() == (200, 20)
     w.leave(2, finished=True)
     w.tick()
-    assert w.enters(5, training=2).worker_id == 3
+    assert w.enter(2, training=2).worker_id == 2
     assert (w.fleet.model.restored_from, w.job.done()) == ("", (200, 20))
 
 
@@ -295,10 +304,10 @@ def test_later_trainings_on_servers_are_resumed() -> None:
     assert w.job.tasks.trained
     w.leave(0, finished=True)
     w.tick()
-    assert w.enters(1, training=2).worker_id == 1
+    assert w.enter(0, training=2).worker_id == 0
     assert w.fleet.model.restored_from == "/ck/training-2/step-0000000020"
-    w.report_model(1, UNBOUND)
+    w.report_model(0, UNBOUND)
     w.servers_up()
-    assert w.report_data(1)
+    assert w.report_data(0)
     assert w.job.tasks.trained
     assert w.job.done() == (400, 40)

@@ -110,8 +110,7 @@ class TestScripts:
             w.leave(worker, finished=True)
         last = {"pass_index": 2, "position": 100, "pass_records": 100, "epoch": 2}
         w.beat(0, **last, records_before=100, steps=13)
-        w.agent("n", pb.AgentWorker(pid=11))
-        w.agent(done=True)
+        w.complete_script()
         assert self.seen(w) == (2, 2, 200, 200, 100), "its last words"
         assert w.status().steps == 13
 

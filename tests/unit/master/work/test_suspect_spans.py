@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from master.state.calls import worker_calls
-from tests.unit.master.script_jobs import died, ring_of_two
+from tests.unit.master.script_jobs import ring_of_two
 from tests.unit.master.world import World, running
 from torch_edl.wire import master_pb2 as pb
 
@@ -170,17 +170,16 @@ def test_a_late_report_of_an_earlier_ring_counts_for_nothing() -> None:
 
 
 def test_the_records_of_a_script_are_named_and_cannot_be_left_out() -> None:
-    w = ring_of_two(skip_damaged=True)
-    pids = {0: 11, 1: 12}
+    w = ring_of_two(skip_damaged=True, max_restarts=9)
     worker, number = 1, 1
     for deaths in range(4):
         if deaths:
-            new = w.register(20 + deaths, local_rank=1)
-            pids[new] = 20 + deaths
+            w.tick()
+            new = w.enter(w.started[-1].id).worker_id
             w.join(new)
             worker, number = new, w.ring(0, new, ring=number, step=1).number
             begin(w, worker, 4, 8)
         assert w.outcome is None
-        w.agent("n", died(pids[worker], code=-9 if deaths else -11))
+        w.exit("worker", worker, signal=9 if deaths else 11, error="train.py: rank 1 ended")
     assert w.outcome.reason.startswith("records 4 to 7 of a: 3 workers in a row died")
     assert "--skip-damaged" not in w.outcome.reason

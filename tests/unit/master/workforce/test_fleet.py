@@ -13,7 +13,6 @@ from master.state.workforce.processes import (
     EXITED,
     RUNNING,
     STOPPING,
-    AgentProcess,
     OfAll,
     Roster,
     ServerProcess,
@@ -215,7 +214,7 @@ def test_at_the_end_workers_leave_first() -> None:
     assert {process.exit for process in w.fleet} == {"stopped"}
 
 
-@pytest.mark.parametrize("kind", [WorkerProcess, Spare, AgentProcess, ServerProcess])
+@pytest.mark.parametrize("kind", [WorkerProcess, Spare, ServerProcess])
 def test_each_field_of_a_process_is_in_the_next_note_and_no_earlier_one(kind: Any) -> None:
     process = kind(7)
     other = {str: "x", int: 5, float: 2.5, bool: True, NoneType: 2.5}

@@ -110,7 +110,7 @@ def test_a_restarted_master_lives_on() -> None:
 
 
 def test_a_thousand_workers_are_few_lanes() -> None:
-    """The page lists the processes with a story; agents and workers without one are counted."""
+    """The page lists the processes with a story; workers without one are counted."""
     lanes = _lanes((0, "master-0", "running", ""), (0, "agent-0", "running", ""))
     for id in range(1000):
         _change(lanes, 1, f"worker-{id}", "running", "")

@@ -99,4 +99,4 @@ def test_workers_of_a_pod_share_its_cores() -> None:
     assert cluster().cores(config) == 2 * 7
     assert cluster().workers_per_pod(config) == 2
     script = job(pods=pods, kind="script", cluster=ClusterConfig(max_workers=7))
-    assert cluster().workers_per_pod(script) == 1  # each of its pods has an agent
+    assert cluster().workers_per_pod(script) == 2

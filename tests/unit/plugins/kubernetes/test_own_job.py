@@ -72,7 +72,7 @@ def test_the_next_pod_is_one_of_the_job_in_place_of_this_one(api: Api, own: OwnJ
 def test_the_processes_of_a_suspended_job_go(api: Api, own: OwnJob) -> None:
     """Without that, they wait a quarter of an hour for a master."""
     owner = own.owner_of_pods()
-    for role in ("worker", "ps", "agent"):
+    for role in ("worker", "ps"):
         api.create(
             process_pod(
                 "ctr", KubernetesConfig(image="edl", worker_resources="cpu=99"), role=role, id=0,
@@ -80,7 +80,7 @@ def test_the_processes_of_a_suspended_job_go(api: Api, own: OwnJob) -> None:
             )
         )  # fmt: skip
     pods = {"kind": "Pod", "selector": names.processes("ctr"), "read": dict}
-    assert len(api.list(**pods)[0]) == 3
+    assert len(api.list(**pods)[0]) == 2
     api.patch("Job", names.master("ctr"), {"spec": {"suspend": True}})
     there = cluster_job.find(api, "ctr")
     assert there.state(there.master_pod()) == ("suspended", there.why_suspended())

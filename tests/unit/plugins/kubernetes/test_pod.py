@@ -196,7 +196,7 @@ def test_the_template_of_a_role_comes_after_that_of_all_pods() -> None:
         template={"spec": {"nodeSelector": {"pool": "any"}, "priorityClassName": "low"}},
         role_templates={"worker": {"spec": {"nodeSelector": {"pool": "gpu"}}}},
     )
-    for role, pool in (("worker", "gpu"), ("agent", "gpu"), ("ps", "any")):
+    for role, pool in (("worker", "gpu"), ("ps", "any")):
         spec = made(config, role=role)["spec"]
         assert spec["nodeSelector"] == {"pool": pool}
         assert spec["priorityClassName"] == "low"

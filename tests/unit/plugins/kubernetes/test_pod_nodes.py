@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, is_running
+from torch_edl.config import Launch
 from torch_edl.config.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.node.ranks import Ranks
 from torch_edl.plugins.kubernetes.master.pod_nodes import PodNodes
 from torch_edl.processes.launcher import (
+    Command,
     Known,
     ProcessEvent,
     ProcessExit,
@@ -28,7 +33,7 @@ from torch_edl.wire import services
 from torch_edl.wire.server import serve
 
 PROGRAMS = str(Path(__file__).parent / "programs")
-TOKEN = "token"
+TOKEN = "0123456789abcdef" * 2
 
 
 class Machine(LocalLauncher):
@@ -77,7 +82,7 @@ class Job:
         )
         self.env = {ENV_MASTER: f"127.0.0.1:{port}", ENV_TOKEN: TOKEN, "PYTHONPATH": PROGRAMS}
 
-    def next_launcher(self, **more: float) -> PodNodes:
+    def next_launcher(self, **more: Any) -> PodNodes:
         made = PodNodes(self.machine, slots={"worker": 2}, job="j", incarnation="new", **more)
         self.launcher = made
         return made
@@ -246,6 +251,8 @@ def test_an_end_is_told_until_it_is_heard_and_counts_once(job: Job) -> None:
     again = pb.NodeReportRequest()
     again.CopyFrom(ended)
     again.waits = False
+    assert [each.id for each in job.report(again).run] == [0, 1], "the end is not stored"
+    job.launcher.nodes.stored()
     assert [each.id for each in job.report(again).run] == [0]
     assert job.launcher.poll() == []
 
@@ -387,3 +394,79 @@ def test_the_next_master_finds_what_runs_and_what_was_never_ordered(job: Job) ->
     job.launcher.stop("worker", 0, grace_s=30.0)
     [end] = job.next_exits()
     assert (end.id, end.was_terminated) == (0, True)
+
+
+# ---- scripts ----
+
+
+class ScriptJob(Job):
+    """A script whose pods run ``torch-edl run``, with two workers each."""
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        self.told = folder / "told"
+        self.told.mkdir()
+        self.ranks = Ranks(Launch(min_nodes=2, max_nodes=9, per_node=2))
+        self._script = script
+        super().__init__(folder)
+        self.env |= {"WORKER_FOLDER": str(self.told), "TORCH_EDL_HOME": str(folder / "home")}
+        self.launcher = self.next_launcher()
+
+    def next_launcher(self, **more: Any) -> PodNodes:
+        words = ["run", "--nnodes", "2:9", "--nproc-per-node", "2", "--job-name", "j"]
+        if hasattr(self, "env"):
+            words += ["--rdzv-endpoint", self.env[ENV_MASTER]]
+        more = {"ranks": self.ranks, "script": [*words, "--", str(self._script)]}
+        return super().next_launcher(**more)
+
+    def order(self, id: int, slot: int, pod: int) -> None:
+        """Ask for a worker of the script."""
+        spec = ProcessSpec(
+            role="worker", id=id, slot=slot, pod=f"worker-{pod}", command=Command(), env=self.env
+        )
+        self.launcher.start(spec)
+
+    def workers(self) -> dict[int, dict[str, str]]:
+        """Return the environments of the workers that run, by rank."""
+        self.launcher.poll()
+        told = [json.loads(file.read_text()) for file in self.told.glob("*-*.json")]
+        pids = [int(file.stem.split("-")[1]) for file in self.told.glob("*-*.json")]
+        running = [env for pid, env in zip(pids, told, strict=True) if is_running(pid)]
+        return {int(env["RANK"]): env for env in running}
+
+
+@pytest.mark.slow  # each pod imports torch
+def test_the_workers_of_a_script_run_in_pods_as_on_machines(tmp_path: Path) -> None:
+    worker = Path(__file__).parents[2] / "launch" / "script" / "programs" / "worker.py"
+    job = ScriptJob(tmp_path, worker)
+    try:
+        for slot in (0, 1):
+            job.order(slot, slot, 0)
+        job.until(lambda: any(report.node == "worker-0" for report in job.reports))
+        assert job.workers() == {}, "the second pod of at least two is not there"
+        for slot in (2, 3):
+            job.order(slot, slot, 2)
+        job.until(lambda: len(job.workers()) == 4)
+        env = job.workers()[3]
+        assert (env["LOCAL_RANK"], env["GROUP_RANK"], env["WORLD_SIZE"]) == ("1", "1", "4")
+        assert env["TORCH_EDL_PROCESS"] == "worker-3"
+        assert "TORCH_EDL_NODE_OF_POD" not in env
+        # A worker that is killed is replaced in its pod, a pod that is killed by another one.
+        os.kill(next(r.pid for r in job.reports[-1].running if r.id in (1, 3)), signal.SIGKILL)
+        [end] = job.next_exits()
+        assert (end.signal, end.pod_lives) == (9, True)
+        job.order(4, end.id, 0 if end.id == 1 else 2)
+        job.until(lambda: len(job.workers()) == 4)
+        assert job.workers()[end.id]["TORCH_EDL_PROCESS"] == "worker-4"
+        assert job.workers()[end.id]["TORCHELASTIC_RESTART_COUNT"] == "1"
+        os.kill(job.machine.pids["worker-2"], signal.SIGKILL)
+        ends = job.next_exits(2)
+        assert not any(each.completed for each in ends)
+        for id, slot in ((5, 2), (6, 3)):
+            job.order(id, slot, 5)
+        job.until(lambda: len(job.workers()) == 4)
+        # Each line of the log of a pod names its process.
+        job.until(lambda: "worker-5: worker 2 begins\n" in job.log(5))
+        (job.told / "end").write_text("0")
+        assert all(each.completed for each in job.next_exits(4))
+    finally:
+        job.close()

@@ -1,4 +1,4 @@
-"""A training script for pods: torchrun's command line, and what agents get of it."""
+"""A training script for pods: torchrun's command line, and what nodes get of it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ def test_a_pod_has_the_workers_of_a_machine(script: Path) -> None:
     assert (found.kind, found.cluster.min_workers, found.cluster.max_workers) == ("script", 6, 12)
     assert found.platform_config.processes_per_pod == 3
     assert found.model_args == ("--nnodes", "9")
-    agent = found.platform_config.agent
+    words = found.platform_config.torchrun
     # The last word counts, and nothing of the cluster is among them.
-    assert agent[: agent.index("--max-restarts")].count("--nproc-per-node") == 1
-    assert "--image" not in agent
-    assert "edl" not in agent
-    last = parse([*agent, str(script)])
+    assert words[: words.index("--max-restarts")].count("--nproc-per-node") == 1
+    assert "--image" not in words
+    assert "edl" not in words
+    last = parse([*words, str(script)])
     assert (last.nnodes, last.nproc_per_node, last.max_restarts) == ("2:3333", "3", 2)
+    launch = found.launch
+    assert launch is not None
+    assert (launch.min_nodes, launch.max_nodes, launch.per_node) == (2, 3333, 3)
+    assert (launch.max_restarts, launch.grace_s) == (2, found.cluster.grace_s)
     assert float(dict([last.rdzv_conf.split("=")])["join_timeout"]) > 86400
 
 
@@ -50,7 +54,7 @@ def test_workers_without_machines_have_a_pod_each(script: Path) -> None:
     assert (found.cluster.min_workers, found.cluster.max_workers) == (2, 5)
     assert found.platform_config.processes_per_pod == 1
     assert found.cluster.join_timeout_s == 60
-    last = parse([*found.platform_config.agent, str(script)])
+    last = parse([*found.platform_config.torchrun, str(script)])
     assert (last.nnodes, last.seed, last.workers) == ("2:10000", 7, None)
 
 
@@ -107,7 +111,7 @@ def test_a_dry_run_prints_the_objects_of_a_script(
         validate.validate(each, validate.latest_version(), strict=True)
     assert config.model_file == f"{names.CODE}/train.py"
     assert config.model_args == ("/data",)
-    assert "--dry-run" not in config.platform_config.agent
+    assert "--dry-run" not in config.platform_config.torchrun
     assert run("--dry-run", "train.py", "/data", "--dry-run") == 0
     assert printed(capsys)[1].model_args == ("/data", "--dry-run"), "that of the script"
 
@@ -125,7 +129,7 @@ def test_the_options_of_a_script_are_in_a_file(
     assert config.cluster.servers == 4, "the command line counts"
     assert config.platform_config.volume == ("claim=data,path=/data",)
     assert config.model_args == ("--config", "own.yaml"), "that of the script"
-    last = parse([*config.platform_config.agent, str(script)])
+    last = parse([*config.platform_config.torchrun, str(script)])
     assert (last.nnodes, last.nproc_per_node) == ("1:5000", "2")
     Path("job.yaml").write_text("nproc-per-node: gpu\n")
     assert run("--config=job.yaml", "--dry-run", "train.py") == 2
@@ -155,7 +159,7 @@ def test_a_module_is_sent_with_the_packages_that_it_is_in(
     assert set(config.platform_config.code) == {
         "work/jobs/train.py", "work/__init__.py", "work/shared.py", "work/net.py"
     }  # fmt: skip
-    last = parse([*config.platform_config.agent, config.model_file, *config.model_args])
+    last = parse([*config.platform_config.torchrun, config.model_file, *config.model_args])
     assert (last.module, last.training_script, last.training_script_args) == (
         True, "work.jobs.train", ["--lr", "1"]
     )  # fmt: skip

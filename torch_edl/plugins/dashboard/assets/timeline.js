@@ -10,7 +10,6 @@ const STATES = {
   "worker running": ["worker", "worker"],
   "ps running": ["ps", "parameter server"],
   "master running": ["master", "master"],
-  "agent running": ["agent", "agent"],
   "spare running": ["spare", "spare, waits for a place"],
   pending: ["pending", "waits for room in the cluster"],
   starting: ["starting", "starts"],

@@ -25,7 +25,7 @@ from torch_edl.wire import master_pb2 as pb
 # Number of lines that may wait for the reader; then the log streams block.
 _LINES = 10_000
 _PUT_S = 0.5
-_NAMED = re.compile(rb"((?:worker|ps|agent)-\d+): (.*)", re.DOTALL)
+_NAMED = re.compile(rb"((?:worker|ps)-\d+): (.*)", re.DOTALL)
 _MASTER = "master"
 
 _EVENTS = "events"
@@ -106,7 +106,7 @@ class PodOutput:
                 return
 
 
-_ROLES = (_MASTER, "ps", "worker", "agent")
+_ROLES = (_MASTER, "ps", "worker")
 
 
 def read(job: cluster_job.ClusterJob, query: LogQuery, write: Callable[[str, str], None]) -> None:

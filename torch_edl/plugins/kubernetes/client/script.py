@@ -1,4 +1,4 @@
-"""Runs a training script in pods: translates the command line of torchrun for the agents there."""
+"""Runs a training script in pods: translates the command line of torchrun for the nodes there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch_edl.cli.arguments import user_file
 from torch_edl.cli.arguments.options import add_options, script_job
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, Launch
 from torch_edl.config.parts import MOST_WORKERS
 from torch_edl.errors import UsageError
 from torch_edl.launch.jobs.folder import new_name
@@ -55,17 +55,24 @@ def job_of(args: argparse.Namespace) -> JobConfig:
     name = args.job_name or new_name(script.rpartition(".")[2] if args.module else script)
     job = script_job(args, name=name, min_workers=least, max_workers=most, join_timeout_s=join_s)
     configs["join_timeout"] = f"{join_s:g}"
-    # The master decides how many agents join; this is the limit of any job.
-    most_agents = MOST_WORKERS // per_pod
-    agent = [
+    # The master decides how many pods there are; this is the limit of any job.
+    most_pods = MOST_WORKERS // per_pod
+    options = [
         *_of_torchrun(args),
-        *("--nnodes", f"{-(-least // per_pod)}:{most_agents}"),
+        *("--nnodes", f"{-(-least // per_pod)}:{most_pods}"),
         *("--nproc-per-node", str(per_pod)),
         *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in configs.items())),
         *(("--seed", str(args.seed)) if args.seed is not None else ()),
     ]
-    pods = replace(job.platform_config, agent=tuple(agent), processes_per_pod=per_pod)
-    return replace(job, platform_config=pods)
+    pods = replace(job.platform_config, torchrun=tuple(options), processes_per_pod=per_pod)
+    launch = Launch(
+        min_nodes=-(-least // per_pod),
+        max_nodes=most_pods,
+        per_node=per_pod,
+        max_restarts=args.max_restarts,
+        grace_s=job.cluster.grace_s,
+    )
+    return replace(job, platform_config=pods, launch=launch)
 
 
 def _workers(args: argparse.Namespace) -> tuple[int, int, int]:
@@ -116,5 +123,5 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool:
     if not args.module:
         return user_file.uses_torch_edl(args.training_script)
     file = module_file(args)
-    # A module that is only in the image cannot be read here; its agent checks it in the pod.
+    # A module that is only in the image cannot be read here; its node checks it in the pod.
     return file is None or user_file.uses_torch_edl(str(file), Path.cwd())

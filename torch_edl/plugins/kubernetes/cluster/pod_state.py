@@ -218,7 +218,7 @@ def _why_no_node(cause: Cause, role: str) -> tuple[str, str]:
         return "it has a scheduling gate", fix
     for words, why, fix in _NO_NODE:
         if any(word in cause.message for word in words):
-            return why, fix.format(resources=_resources(role))
+            return why, fix.format(resources=f"--{role}-resources")
     return "no node can run it", "change what the message names, or add such a node"
 
 
@@ -253,7 +253,7 @@ def end(
     elif (gone and code is None) or (pod.deleting and code in _ENDED_BY_DELETION):
         return taken(code=code, why="its pod was deleted")
     if pod.exit.reason == _OUT_OF_MEMORY:
-        limit = f"{_resources(role)} memory= sets the limit"
+        limit = f"--{role}-resources memory= sets the limit"
         why = f"it was out of memory ({_OUT_OF_MEMORY}); {limit}"
         return exit(code=code, why=why, own_fault=True)
     if pod.exit.reason in _CANNOT_START:
@@ -264,10 +264,6 @@ def end(
     failed = code not in _NO_FAULT
     said = _last_line(pod.exit.message) if failed else ""
     return exit(code=code, why=said, blames_node=failed)
-
-
-def _resources(role: str) -> str:
-    return f"--{'worker' if role == 'agent' else role}-resources"
 
 
 def _because(text: str, message: str) -> str:

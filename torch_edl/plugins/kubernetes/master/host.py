@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.durable import write_text
@@ -19,6 +18,7 @@ from torch_edl.interfaces import Store
 from torch_edl.interfaces.platform import Host
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.launch.jobs.master_process import SUPERSEDED
+from torch_edl.node.ranks import Ranks
 from torch_edl.plugins.kubernetes import names
 from torch_edl.plugins.kubernetes.cluster.api import Api
 from torch_edl.plugins.kubernetes.cluster.failures import ForbiddenError
@@ -139,8 +139,17 @@ class ClusterHost(Host):
             slots={"worker": self.workers_per_pod(config)},
             job=config.name,
             incarnation=incarnation,
-            preload=preloaded(config),
+            preload=preloaded(config) if config.launch is None else (),
+            ranks=Ranks(config.launch) if config.launch is not None else None,
+            script=self._script(config),
         )
+
+    def _script(self, config: JobConfig) -> list[str]:
+        """Return the arguments of ``torch-edl`` in the pods of a script."""
+        words = ["run", *config.platform_config.torchrun]
+        words += ["--rdzv-endpoint", self.address(config.name, "")]
+        # After `--` the file is a script, as the client has decided.
+        return [*words, "--job-name", config.name, "--", config.model_file, *config.model_args]
 
     def temporary(self, config: JobConfig) -> Path:
         return shared_paths.temporary(config, JobFolder(config.name).dir)
@@ -180,23 +189,11 @@ class ClusterHost(Host):
 
     def workers_per_pod(self, config: JobConfig) -> int:
         pods: KubernetesConfig = config.platform_config
-        return pods.processes_per_pod if pods.shares_pods(config) else 1
+        return pods.processes_per_pod
 
     def spares(self, config: JobConfig) -> int:
         pods: KubernetesConfig = config.platform_config
         return pods.spares
-
-    def agents(self, config: JobConfig) -> dict[str, Any]:
-        pods = config.platform_config
-        words = ["run", *pods.agent, "--rdzv-endpoint", self.address(config.name, "")]
-        # After `--` the file is a script, as the client has decided.
-        words += ["--job-name", config.name, "--", config.model_file, *config.model_args]
-        return {
-            "agents": config.cluster.max_workers // pods.processes_per_pod,
-            "workers_per_agent": pods.processes_per_pod,
-            "agent_args": words,
-            "agent_grace_s": config.cluster.grace_s,
-        }
 
     def refused(self, error: Exception) -> int:
         # A lock conflict may pass: a master on a disconnected node may hold the lock for a while.
@@ -270,7 +267,7 @@ def _whole_cores(quantity: str) -> int:
 
 def _priority_class(config: JobConfig, spec: ProcessSpec) -> str:
     pods: KubernetesConfig = config.platform_config
-    if spec.role in ("worker", "agent") and spec.slot >= 0:
+    if spec.role == "worker" and spec.slot >= 0:
         count = -(-config.cluster.max_workers // pods.processes_per_pod)
         return pods.worker_priority_class(spec.slot, count)
     return pods.priority_class

@@ -90,7 +90,7 @@ class OwnJob:
         return state if (state := final_status.state_of(found)) in ENDED else ""
 
     def owner_of_pods(self) -> Manifest:
-        """Return the reference to the owner of the pods of workers, servers and agents.
+        """Return the reference to the owner of the pods of workers and servers.
 
         Raises:
             ClusterError: the cluster has not answered for a minute.
@@ -177,7 +177,7 @@ class OwnJob:
             )
 
     def _delete_processes(self) -> None:
-        """Delete the pods of workers, servers and agents, each with its own grace period."""
+        """Delete the pods of workers and servers, each with its own grace period."""
         try:
             found, _ = self._api.list("Pod", names.processes(self._job), read=_name_of)
         except ClusterError as error:

@@ -17,8 +17,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch_edl.config.environment import ENV_NODE_OF_POD
 from torch_edl.events import MachineJoined, MachineLeft
 from torch_edl.node.orders import Key, Nodes, Orders
+from torch_edl.node.ranks import Address, Ranks
 from torch_edl.processes.launcher import (
     Known,
     Launcher,
@@ -31,6 +33,7 @@ from torch_edl.processes.launcher import (
     ProcessWaits,
 )
 from torch_edl.processes.oom_kills import OOM_KILLED
+from torch_edl.wire import master_pb2 as pb
 
 # Seconds for which a pod may run before its node reports for the first time, and between two
 # reports. A node reports every two seconds, and waits for a master that is restarted.
@@ -61,6 +64,8 @@ class _Pod:
     """Processes that have ended by themselves, for whose successors the pod stays."""
     asked: set[Key] = field(default_factory=set)
     """Processes that were asked to end."""
+    group: int = -1
+    """Number of the pod among those of a script; -1 for other pods."""
     leave_by: float | None = None
     """Time at which the pod is deleted if it has not ended; None if it is to stay."""
 
@@ -83,6 +88,8 @@ class PodNodes:
         job: name of the job.
         incarnation: incarnation of the job's state; nodes of another incarnation must leave.
         preload: framework whose workers the nodes fork, and what else they import; empty: none.
+        ranks: ranks of the workers of a script; None for a model file.
+        script: arguments of ``torch-edl`` that make a pod a node of the script.
         silent_s: seconds without a report of a node after which its pod is deleted.
     """
 
@@ -94,9 +101,13 @@ class PodNodes:
         job: str,
         incarnation: str,
         preload: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        script: Sequence[str] = (),
         silent_s: float = _SILENT_S,
     ) -> None:
         self.nodes = Nodes(incarnation)
+        self.nodes.admit = self._admit
+        self._ranks, self._script = ranks, script
         self._launcher = pods
         self._slots, self._job = slots, job
         self._incarnation, self._preload = incarnation, preload
@@ -125,7 +136,7 @@ class PodNodes:
                 return
             pod.kept.clear()
             pod.idle.discard((spec.role, spec.id))
-            if spec.module:
+            if spec.module or spec.command is not None:
                 pod.delayed.append(spec)
             else:
                 pod.idle.add((spec.role, spec.id))
@@ -137,6 +148,9 @@ class PodNodes:
         ran = {each.pod: False for each in known}
         for each in known:
             ran[each.pod] |= each.ran
+        ranks = self._ranks
+        if ranks is not None:
+            ranks.begun = any(each.ran and each.role == "worker" for each in known)
         pods = [_key(pod) for pod in ran]
         self._launcher.adopt([Known(role=r, id=id, ran=ran[f"{r}-{id}"]) for r, id in pods])
         with self.nodes.changed:
@@ -147,6 +161,8 @@ class PodNodes:
                     pod.idle.add((each.role, each.id))
                 else:
                     pod.orders.adopt(each)
+                if ranks is not None and each.role == "worker":
+                    pod.group = ranks.group_of(each.slot)
                 self._where[each.role, each.id] = each.pod
 
     def poll(self) -> Sequence[ProcessEvent]:
@@ -209,9 +225,22 @@ class PodNodes:
         words = ["--job", self._job, "--name", spec.pod, "--incarnation", self._incarnation]
         if self._preload and spec.role == "worker":
             words += ["--preload", *self._preload]
-        place = spec.slot // self._slots.get(spec.role, 1)
-        self._launcher.start(replace(spec, module="torch_edl.node", args=words, slot=place))
-        return self._add(spec.pod)
+        node = replace(spec, module="torch_edl.node", args=words)
+        if spec.command is not None:
+            env = {**spec.env, ENV_NODE_OF_POD: spec.pod}
+            node = replace(spec, command=None, module="torch_edl.cli", args=self._script, env=env)
+        self._launcher.start(replace(node, slot=spec.slot // self._slots.get(spec.role, 1)))
+        pod = self._add(spec.pod)
+        if self._ranks is not None and spec.command is not None:
+            pod.group = self._ranks.group_of(spec.slot)
+        return pod
+
+    def _admit(self, request: pb.NodeReportRequest) -> pb.NodeReportResponse:
+        """Answer a node that is unknown, or that asks for the job."""
+        if request.incarnation or request.node not in self._pods:
+            return pb.NodeReportResponse(leave=True)
+        job = pb.JobOfNode(name=self._job, incarnation=self._incarnation)
+        return pb.NodeReportResponse(job=job)
 
     def _add(self, name: str) -> _Pod:
         self._names.add(name)
@@ -227,7 +256,7 @@ class PodNodes:
         """Take over what the node has reported."""
         if pod.orders.reported:
             pod.orders.reported, pod.heard_at = False, self._clock
-        for event in pod.orders.events:
+        for event in pod.orders.collect():
             if isinstance(event, ProcessExit) and event.why == OOM_KILLED:
                 resources = f"--{'ps' if event.role == 'ps' else 'worker'}-resources"
                 event = replace(event, why=f"{OOM_KILLED}; {resources} memory= sets the limit")
@@ -236,7 +265,6 @@ class PodNodes:
                 pod.kept.add(key)
                 event = replace(event, pod_lives=True)
             self._events.append(event)
-        pod.orders.events = []
 
     def _of_pod(self, pod: _Pod, event: ProcessEvent) -> list[ProcessEvent]:
         """Return the events of the processes that follow from an event of their pod."""
@@ -258,8 +286,11 @@ class PodNodes:
         """Start processes that waited for a slot, and end a pod that is not needed, or whose node
         does not obey."""
         now, orders = time.monotonic(), pod.orders
-        while pod.delayed and len(orders.members) < self._slots.get(pod.role, 1):
-            orders.start(pod.delayed.pop(0))
+        while self._may_start(pod):
+            spec = pod.delayed.pop(0)
+            if self._ranks is not None and spec.command is not None:
+                spec = self._ranks.ordered(spec, self._machines())
+            orders.start(spec)
             self.nodes.changed.notify_all()
         graces = orders.graces
         stays = pod.delayed or pod.idle or pod.kept or None in graces
@@ -277,6 +308,20 @@ class PodNodes:
         if orders.overdue(now) or (pod.leave_by is not None and now >= pod.leave_by):
             pod.leave_by = now
             self._launcher.stop(pod.role, pod.id, grace_s=0)
+
+    def _may_start(self, pod: _Pod) -> bool:
+        """Return whether the next process of a pod can start now."""
+        if not pod.delayed or len(pod.orders.members) >= self._slots.get(pod.role, 1):
+            return False
+        if self._ranks is None or pod.delayed[0].command is None:
+            return True
+        machines = self._machines()
+        return pod.group in machines and self._ranks.begin(len(machines))
+
+    def _machines(self) -> dict[int, Address]:
+        """Return the address of each pod of the script whose node has reported, by its group."""
+        found = (pod for pod in self._pods.values() if pod.group >= 0 and pod.leave_by is None)
+        return {pod.group: pod.orders.address for pod in found if pod.orders.address[0]}
 
     def _end_silent(self, pod: _Pod) -> None:
         """Give up a pod that runs and whose node does not report."""

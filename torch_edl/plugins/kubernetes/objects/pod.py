@@ -60,7 +60,7 @@ def process_pod(
     """Return a pod that is created for a process.
 
     Args:
-        role: role of the process: ``worker``, ``ps`` or ``agent``.
+        role: role of the process: ``worker`` or ``ps``.
         incarnation: incarnation of the job's state, see
             :data:`torch_edl.plugins.kubernetes.names.INCARNATION`.
         command: command line of the process.

@@ -1,19 +1,13 @@
-"""The workers of one agent, with the environment, logs and error files of torchrun.
-
-torch starts, watches and stops all workers of a group together. Here, one worker may end while the
-others continue.
-"""
+"""The workers of a script on one machine: environment, logs and error files of torchrun."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -23,52 +17,24 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
+from torch_edl.config.environment import ENV_PROCESS
 from torch_edl.launch.jobs.logs import WholeLines, WholeTracebacks
-from torch_edl.node.children import Children
 from torch_edl.processes.launcher import Command, ProcessSpec
 from torch_edl.processes.oom_kills import OOM_KILLED
 from torch_edl.processes.signals import describe_exit
-from torch_edl.wire import master_pb2 as pb
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
 
 STDOUT, STDERR = "stdout", "stderr"
-_REAP_POLL_S = 0.02
-_ROLE = "worker"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Position of this agent's workers in the job at their start.
-
-    Environment variables of a running process cannot change. A script that uses torch_edl therefore
-    asks the job for its current rank.
-    """
-
-    node_rank: int
-    nodes: int
-    master_addr: str
-    master_port: int
-
-    @classmethod
-    def of(
-        cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
-    ) -> Placement:
-        """Create the placement from an answer of the master; the machine keeps its rank."""
-        return cls(
-            node_rank=response.node_rank if before is None else before.node_rank,
-            # A fixed number of machines does not shrink while one of them is being replaced.
-            nodes=min(max(config.min_nodes, response.nodes), config.max_nodes),
-            master_addr=response.master_addr,
-            master_port=response.master_port,
-        )
 
 
 @dataclass(kw_only=True)
 class LocalWorker:
     """A started worker."""
 
+    name: str
+    """Name of the process in the job, such as ``worker-3``."""
     local_rank: int
     rank: int
     pid: int
@@ -76,14 +42,10 @@ class LocalWorker:
     """Log files by stream, ``stdout`` and ``stderr``; none for a stream that is not redirected."""
     error_file: str
     """File for the traceback of the script, in torch's format."""
-    started_at: float
-    """Monotonic start time in seconds."""
     close: Callable[[], None] = lambda: None
     """Forwards the rest of the output to the terminal, in up to 0.1 s; called after the end."""
     code: int | None = None
     """Exit code, -N if signal N ended the worker; None while it runs."""
-    stopping: bool = False
-    """True if this agent has stopped the worker."""
     open_loop: str | None = None
     """Set if the worker ended with exit code 0 in a loop over a loader: the error that ended the
     loop, or an empty string."""
@@ -138,9 +100,8 @@ def capture_output(config: LaunchConfig, folder: str | None) -> None:
     config.logs_specs = DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL)
 
 
-def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
-    """Return the first of the failures by rank as a sentence, and its traceback or ""."""
-    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
+def failure_text(name: str, rank: int, failure: ProcessFailure) -> tuple[str, str]:
+    """Return the failure of a worker as a sentence, and its traceback or ""."""
     error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
     message: Any = failure.message
     if message == OOM_KILLED:
@@ -154,138 +115,111 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
 
 
 class Workers:
-    """The workers of one agent by local rank. Must be used from the main thread."""
+    """Makes the commands of workers, and remembers the workers that run.
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        command: Sequence[str],
-        env: dict[str, str],
-        *,
-        wakes: SimpleQueue[None],
-    ) -> None:
+    Args:
+        words: command of a worker.
+        env: variables with which a worker finds the master.
+    """
+
+    def __init__(self, config: LaunchConfig, words: Sequence[str], env: Mapping[str, str]) -> None:
         self._config = config
-        self._command = list(command)
-        self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
+        self._words = list(words)
+        self._is_python = self._words[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        # A command that differs by rank, or that numactl runs, cannot be forked.
-        differs = macros.substitute(self._command, "0") != self._command or config.numa_options
-        forked = () if differs else Command(words=self._command, env=env)
-        self._children = Children("", job=config.run_id, forked=forked, wakes=wakes)
-        # By the number with which the worker was started.
-        self._running: dict[int, LocalWorker] = {}
-        self._started = 0
         self._attempt = 0
+        self._dest: dict[int, LogsDest] = {}  # by id, between command and start
+        self.running: dict[int, LocalWorker] = {}
+        """Workers whose end was not noticed yet, by id."""
+        self.shown: list[LocalWorker] = []
+        """Workers whose output is shown: running workers, and those that ended last."""
 
     @property
-    def are_ready(self) -> bool:
-        """True if workers can be started now: False while their fork server imports torch."""
-        return self._children.is_ready
+    def forked(self) -> Command | tuple[()]:
+        """The command that a fork server may run; empty if workers must be new programs."""
+        # A command that differs by rank, or that numactl runs, cannot be forked.
+        differs = macros.substitute(self._words, "0") != self._words or self._config.numa_options
+        return () if differs else Command(words=self._words, env=self._env)
 
-    @property
-    def running(self) -> list[LocalWorker]:
-        """Workers whose end was not noticed yet."""
-        return list(self._running.values())
-
-    @property
-    def local_ranks(self) -> set[int]:
-        """Local ranks of the workers whose end was not noticed yet."""
-        return {worker.local_rank for worker in self.running}
-
-    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[LocalWorker]:
-        """Start workers. Each call is one attempt with its own log folder.
+    def commands(self, ordered: Sequence[ProcessSpec]) -> list[ProcessSpec]:
+        """Return the ordered workers with their whole commands. Each call is one attempt with its
+        own log folder.
 
         Raises:
-            OSError: a worker cannot be started.
+            OSError: the log folder cannot be made.
+            ValueError: CUDA_VISIBLE_DEVICES has too few devices for --virtual-local-rank.
         """
-        wanted = sorted(local_ranks)
-        assert not self.local_ranks & set(wanted), f"of {wanted}, some run"
-        envs = {
-            local_rank: {
-                **_environment(self._config, placement, local_rank, attempt=self._attempt),
+        if not ordered:
+            return []
+        envs = {}
+        for spec in ordered:
+            assert spec.command is not None, f"{spec.name} is no worker of a script"
+            envs[int(spec.command.env["LOCAL_RANK"])] = {
+                **_environment(self._config, spec.command.env, attempt=self._attempt),
                 **self._env,
+                ENV_PROCESS: spec.name,
             }
-            for local_rank in range(max(self._config.nproc_per_node, wanted[-1] + 1))
-        }
+        any_env = next(iter(envs.values()))
+        places = range(max(self._config.nproc_per_node, max(envs) + 1))
         assert self._config.logs_specs is not None
-        dest = self._config.logs_specs.reify(envs)
-        for local_rank, file in dest.error_files.items():
-            if local_rank not in wanted:
+        dest = self._config.logs_specs.reify({place: envs.get(place, any_env) for place in places})
+        for place, file in dest.error_files.items():
+            if place not in envs:
                 with contextlib.suppress(OSError):  # the folder of a worker that keeps running
                     os.rmdir(os.path.dirname(file))
         self._attempt += 1
-        return [self._start(local_rank, envs[local_rank], dest) for local_rank in wanted]
+        return [
+            self._command(spec, place, envs[place], dest)
+            for spec, place in zip(ordered, envs, strict=True)
+        ]
 
-    def reap(self) -> list[LocalWorker]:
-        """Return each worker that ended since the last call; kill those whose grace expired."""
-        ended = []
-        for exit in self._children.poll():
-            worker = self._running.pop(exit.id)
-            worker.code = exit.code if exit.signal is None else -exit.signal
-            worker.open_loop, worker.why = exit.open_loop, exit.why
-            ended.append(worker)
-        return ended
-
-    def stop(self, local_ranks: Iterable[int], *, grace_s: float) -> None:
-        """Send SIGTERM; :meth:`reap` sends SIGKILL ``grace_s`` seconds later.
-
-        A second call may shorten the grace. For a Python worker, only the worker itself gets
-        SIGTERM: if the processes of its DataLoader ended first, its step would fail. The rest of
-        its process group gets SIGKILL after its end.
-        """
-        wanted = set(local_ranks)
-        for id, worker in self._running.items():
-            if worker.local_rank in wanted:
-                worker.stopping = True
-                self._children.stop(_ROLE, id, grace_s=grace_s)
-
-    def kill(self, pid: int) -> None:
-        """Kill the worker with that pid, if it belongs to this agent; it counts as lost."""
-        for id, worker in self._running.items():
-            if worker.pid == pid:
-                self._children.stop(_ROLE, id, grace_s=0.0)
-
-    def close(self) -> None:
-        """Kill the remaining workers and wait for their end."""
-        for id in self._running:
-            self._children.stop(_ROLE, id, grace_s=0.0)
-        while self._running:
-            for worker in self.reap():
-                worker.close()
-            time.sleep(_REAP_POLL_S)
-        self._children.stop_all(grace_s=0.0)
-
-    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> LocalWorker:
-        command = macros.substitute(self._command, str(local_rank))
-        if self._config.numa_options is not None:
-            command = _bind(command, local_rank, self._config.numa_options)
-        files = {STDOUT: dest.stdouts[local_rank], STDERR: dest.stderrs[local_rank]}
-        error_file = dest.error_files[local_rank]
-        id, self._started = self._started, self._started + 1
-        pid = self._children.start(
-            ProcessSpec(
-                role=_ROLE,
-                id=id,
-                command=Command(
-                    words=command,
-                    env=env,
-                    **files,
-                    error_file=error_file,
-                    # Other programs, such as shell scripts, may not forward a signal.
-                    terminates_group=not self._is_python,
-                ),
-            )
-        )
-        worker = self._running[id] = LocalWorker(
-            local_rank=local_rank,
-            rank=int(env["RANK"]),
+    def started(self, spec: ProcessSpec, pid: int) -> LocalWorker:
+        """Record that a worker was started."""
+        assert spec.command is not None
+        command, place = spec.command, self._place_of(spec)
+        files = {STDOUT: command.stdout, STDERR: command.stderr}
+        worker = self.running[spec.id] = LocalWorker(
+            name=spec.name,
+            local_rank=place,
+            rank=int(command.env["RANK"]),
             pid=pid,
             files={stream: path for stream, path in files.items() if path},
-            error_file=error_file,
-            started_at=time.monotonic(),
-            close=_start_tails(self._config, env["RANK"], local_rank, dest).close,
+            error_file=command.error_file,
+            close=_start_tails(
+                self._config, command.env["RANK"], place, self._dest.pop(spec.id)
+            ).close,
         )
+        self.shown = [each for each in self.shown if each.code is None] + [worker]
         return worker
+
+    def output(self, *, now: float, final: bool) -> Iterator[tuple[LocalWorker, str, bytes]]:
+        """Yield worker, stream and text of each new line, and the lines of a traceback together."""
+        for worker in self.shown:
+            for stream, line in worker.output(now=now, final=final):
+                yield worker, stream, line
+
+    def _place_of(self, spec: ProcessSpec) -> int:
+        assert spec.command is not None
+        env = spec.command.env
+        return int(env["RANK"]) - int(env["GROUP_RANK"]) * int(env["LOCAL_WORLD_SIZE"])
+
+    def _command(
+        self, spec: ProcessSpec, local_rank: int, env: Mapping[str, str], dest: LogsDest
+    ) -> ProcessSpec:
+        words = macros.substitute(self._words, str(local_rank))
+        if self._config.numa_options is not None:
+            words = _bind(words, local_rank, self._config.numa_options)
+        self._dest[spec.id] = dest
+        command = Command(
+            words=words,
+            env=env,
+            stdout=dest.stdouts[local_rank],
+            stderr=dest.stderrs[local_rank],
+            error_file=dest.error_files[local_rank],
+            # Other programs, such as shell scripts, may not forward a signal.
+            terminates_group=not self._is_python,
+        )
+        return replace(spec, command=command)
 
 
 def _bind(command: Sequence[str], local_rank: int, options: NumaOptions) -> list[str]:
@@ -327,28 +261,18 @@ def _start_tails(
     return tails
 
 
-def _environment(
-    config: LaunchConfig, placement: Placement, local_rank: int, *, attempt: int
-) -> dict[str, str]:
+def _environment(config: LaunchConfig, ranks: Mapping[str, str], *, attempt: int) -> dict[str, str]:
     """Return the variables that torchrun sets, as torch's LocalElasticAgent does.
+
+    Args:
+        ranks: the variables that the master has set.
 
     Raises:
         ValueError: CUDA_VISIBLE_DEVICES has too few devices for --virtual-local-rank.
     """
-    rank = placement.node_rank * config.nproc_per_node + local_rank
-    world_size = max(placement.nodes * config.nproc_per_node, rank + 1)
     env = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "GROUP_RANK": str(placement.node_rank),
-        "ROLE_RANK": str(rank),
+        **ranks,
         "ROLE_NAME": config.role,
-        "LOCAL_WORLD_SIZE": str(config.nproc_per_node),
-        "WORLD_SIZE": str(world_size),
-        "GROUP_WORLD_SIZE": str(placement.nodes),
-        "ROLE_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": placement.master_addr,
-        "MASTER_PORT": str(placement.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         "TORCHELASTIC_RUN_ID": config.run_id,
@@ -357,8 +281,8 @@ def _environment(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     if config.virtual_local_rank:
+        env["CUDA_VISIBLE_DEVICES"] = _device(int(ranks["LOCAL_RANK"]))
         env["LOCAL_RANK"] = "0"
-        env["CUDA_VISIBLE_DEVICES"] = _device(local_rank)
     return env
 
 

@@ -1,4 +1,4 @@
-"""The script ``worker.py`` after an import of torch, so that the agent forks it."""
+"""The script ``worker.py`` after an import of torch, so that the node forks it."""
 
 import os
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch_edl  # noqa: F401 - makes it a script of torch_edl
 from torch_edl.processes.script_marks import ScriptMarks
 
-# Not an argument: agents of one job have the same ones.
+# Not an argument: nodes of one job have the same ones.
 folder = Path(os.environ["WORKER_FOLDER"])
 me = f"{os.environ['LOCAL_RANK']}-{os.getpid()}"
 if "reader" in sys.argv:  # with a child in its group, as a DataLoader has them
