@@ -200,8 +200,13 @@ def _split(
             meant = {known[each].dest: each for each in torchruns if each.startswith(flag)}
             flag = next(iter(meant.values())) if len(meant) == 1 else flag
         before.append(f"{flag}{equals}{value}")
-        if flag in known and known[flag].nargs is None and not equals:
-            before += words[place : place + 1]
+        if flag not in known or equals or known[flag].nargs == 0:
+            continue
+        before += words[place : place + 1]
+        place += 1
+        several = known[flag].nargs is not None
+        while several and place < len(words) and not words[place].startswith("-"):
+            before.append(words[place])
             place += 1
     last = place + 1 + (words[place : place + 1] == ["--"])
     return before, list(words[place:last]), list(words[last:])

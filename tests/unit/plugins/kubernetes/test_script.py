@@ -49,6 +49,13 @@ def test_a_pod_has_the_workers_of_a_machine(script: Path) -> None:
     assert float(dict([last.rdzv_conf.split("=")])["join_timeout"]) > 86400
 
 
+def test_the_values_of_an_option_end_at_the_next_option(script: Path) -> None:
+    found = job("--volume claim=a,path=/a claim=b,path=/b --workers 2", script, "--volume", "c")
+    assert found.platform_config.volume == ("claim=a,path=/a", "claim=b,path=/b")
+    assert found.model_file == str(script)
+    assert found.model_args == ("--volume", "c")
+
+
 def test_workers_without_machines_have_a_pod_each(script: Path) -> None:
     found = job("--workers 2:5 --seed 7 --rdzv-conf join_timeout=60", script)
     assert (found.cluster.min_workers, found.cluster.max_workers) == (2, 5)
