@@ -25,7 +25,8 @@ def chromium() -> Iterator[Chromium]:
 def test_a_kill_is_shown(start_job: Callable[..., ModelJob], chromium: Chromium) -> None:
     """The page of a running job shows a kill and its cost, and the end of the job."""
     flags = ["--workers", "2", "--ps", "2", "--task-timeout", "20"]
-    job = start_job(1000, *flags, *TASKS)
+    # Servers show rates only while workers call them: that takes longer than the page does to open.
+    job = start_job(1000, *flags, *TASKS, delay_s=0.04)
     job.wait_for(lambda: job.done() > 0)
     words = [*EDL, "dashboard", job.name]
     with subprocess.Popen(words, env=job.env, stdout=subprocess.PIPE, text=True) as dashboard:

@@ -69,7 +69,11 @@ def place(tmp_path: Path, home: Path) -> Iterator[Place]:
 
 def job_processes(place: Place) -> list[psutil.Process]:
     """Living processes of jobs, without the commands."""
-    return [each for each in place.processes() if "torch_edl.cli" not in each.info["cmdline"]]
+    return [
+        each
+        for each in place.processes()
+        if "torch_edl.cli" not in (each.info["cmdline"] or ())  # None: it is ending
+    ]
 
 
 def start_slow(place: Place) -> subprocess.Popen[str]:
