@@ -84,7 +84,7 @@ proto: install-all  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)
 
 proto-check: install-all
-	@mkdir -p build/proto
+	@rm -rf build/proto && mkdir -p build/proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=build/proto --pyi_out=build/proto $(PROTOS)
 	@for f in build/proto/torch_edl/wire/*; do \
 	  cmp -s $$f torch_edl/wire/$$(basename $$f) || \
