@@ -136,7 +136,7 @@ def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> No
         def on_epoch_end(self, epoch: int, figures: dict[str, float]) -> None:
             seen.append((epoch, trainer.job.step))
 
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
     trainer = torch_edl.ElasticTrainer(
         model, nn.MSELoss(), optimizer, clip_grad_norm=1.0, callbacks=[Callback()]
     )
