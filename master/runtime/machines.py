@@ -4,9 +4,9 @@
 workers of a script all run on nodes that join, and the slot of a worker decides on which one, see
 :mod:`torch_edl.node.ranks`.
 
-A node joins by its first report, and reports every two seconds. The processes of a node that has
-not reported for ``--heartbeat-timeout``, and of whose workers none is heard either, are lost with
-their machine; if the node reports again, the answer tells it to end them.
+A node joins by its first report, and reports every two seconds. If neither a node nor one of its
+workers has reported for ``--heartbeat-timeout``, its processes are lost with their machine; if the
+node reports again, the answer tells it to end them.
 """
 
 from __future__ import annotations

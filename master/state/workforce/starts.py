@@ -15,7 +15,7 @@ from torch_edl.processes.launcher import Command, ProcessSpec
 P = TypeVar("P", bound=Process)
 
 SCRIPT = "script"
-"""In place of a module: the script for which the nodes were started."""
+"""Name of the script for which the nodes were started, where a module is expected."""
 
 # Losses within the given seconds after which a machine is avoided; older losses are forgotten.
 _LOSSES = 3
