@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch_edl.launch.jobs.folder import JobFolder
 from torch_edl.node.orders import Nodes, Orders
@@ -49,6 +49,8 @@ class LocalNode:
         """Number of the last node that this launcher started."""
         self._adopted = False
         """True if an earlier master has started the node."""
+        self._ran: set[tuple[str, int]] = set()
+        """Processes that ran under an earlier master, by role and id."""
         self._look_at = 0.0
         self._starter = LocalLauncher(folder.logs)
         self._events: list[ProcessEvent] = []
@@ -62,14 +64,9 @@ class LocalNode:
             self.nodes.changed.notify_all()
 
     def adopt(self, known: Sequence[Known]) -> None:
+        self._ran = {(each.role, each.id) for each in known if each.pid}
         if not self._folder.has_node():
-            for each in known:
-                why = "its node has ended, and only the node could learn how"
-                self._events.append(
-                    ProcessExit(role=each.role, id=each.id, why=why)
-                    if each.pid
-                    else ProcessNotStarted(role=each.role, id=each.id)
-                )
+            self._lose_unseen((each.role, each.id) for each in known)
             return
         with self.nodes.changed:
             orders = Orders()
@@ -179,6 +176,9 @@ class LocalNode:
         self.nodes.remove(NAME)
         if not (orders.leave or ended.code == 0):
             log.error("the node of this job %s; its log is %s", ended.how, self._node_log(ended))
+        if self._adopted and orders.heard_at is None:
+            self._lose_unseen(orders.members)
+            return
         for place, (role, id) in enumerate(orders.members):
             if orders.heard_at is None:
                 why = f"the node of this job {ended.how}; its log is {self._node_log(ended)}"
@@ -189,6 +189,16 @@ class LocalNode:
             else:
                 exit = ProcessExit(role=role, id=id, signal=signal.SIGKILL, why="its node ended")
                 self._events.append(exit)
+
+    def _lose_unseen(self, members: Iterable[tuple[str, int]]) -> None:
+        """Report the end of processes whose node ended without a report to this master."""
+        why = "its node has ended, and only the node could learn how"
+        for role, id in members:
+            self._events.append(
+                ProcessExit(role=role, id=id, why=why)
+                if (role, id) in self._ran
+                else ProcessNotStarted(role=role, id=id)
+            )
 
     def _node_log(self, ended: ProcessExit) -> str:
         return self._starter.log_path(NAME, ended.id)

@@ -46,6 +46,17 @@ def until(launcher, kind: type, count: int) -> list[ProcessEvent]:
     return found
 
 
+def told(launcher, count: int) -> list[ProcessEvent]:
+    found: list[ProcessEvent] = []
+
+    def enough() -> bool:
+        found.extend(launcher.poll())
+        return len(found) >= count
+
+    wait_for(enough, f"{count} events")
+    return found
+
+
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_node_that_is_killed_is_one_loss_and_the_next_start_makes_another(
     machine: Machine, adopted: bool
@@ -94,6 +105,28 @@ def test_a_node_that_an_earlier_job_of_the_name_has_left_is_ended(machine: Machi
     wait_for(lambda: not is_running(left.pid), "the kernel ends it with its node")
     launcher.stop_all(grace_s=0)
     assert machine.left() == []
+
+
+def test_a_node_that_ends_before_it_reports_to_the_next_master_fails_nothing(
+    machine: Machine,
+) -> None:
+    """As if the node did not find the next master, which listens elsewhere."""
+    before = machine.launcher()
+    before.start(lasting(machine, 0))
+    [ran] = until(before, ProcessRuns, 1)
+    [node] = machine.left()
+    os.kill(int(node), signal.SIGSTOP)
+    before.close()
+    launcher = machine.launcher()
+    launcher.adopt([Known(role="worker", id=0, pid=ran.pid, ran=True)])
+    launcher.start(lasting(machine, 1))
+    os.kill(int(node), signal.SIGKILL)
+    ended, never = told(launcher, 2)
+    assert (ended.id, isinstance(ended, ProcessExit) and ended.is_unknown) == (0, True)
+    assert (never.id, never.why) == (1, ""), "the master starts it again"
+    launcher.start(lasting(machine, 2))
+    until(launcher, ProcessRuns, 1)
+    launcher.stop_all(grace_s=0)
 
 
 def test_the_next_master_finds_no_node(machine: Machine) -> None:
