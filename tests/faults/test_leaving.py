@@ -144,7 +144,8 @@ def test_tasks_that_were_not_begun_are_returned_at_once(
 def test_blocked_in_code_of_the_user(
     start: Callable[..., ModelJob], tmp_path: Path, place: str
 ) -> None:
-    job = start("--workers", "1", block=place)
+    # In order: the data stop at the last record, and another order may begin with its task.
+    job = start("--workers", "1", "--no-shuffle", block=place)
     job.wait_for(lambda: blocked(tmp_path))
     (pid,) = job.pids("worker")
     leave(job, pid)
