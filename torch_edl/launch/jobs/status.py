@@ -29,12 +29,9 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
     An absent message or optional number, and a number that is not finite, is None. The events and
     the history, which have files of their own, are left out.
     """
-    found = _fields(status)
-    return {
-        name: EMPTY.get(name) if value is None else value
-        for name, value in found.items()
-        if name not in _NOT_STATUS
-    }
+    names = (name for name in status.DESCRIPTOR.fields_by_name if name not in _NOT_STATUS)
+    found = {name: _plain(status, name) for name in names}
+    return {name: EMPTY.get(name) if value is None else value for name, value in found.items()}
 
 
 def scalars(status: pb.GetStatusResponse) -> dict[str, float]:
