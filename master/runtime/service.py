@@ -192,7 +192,7 @@ class Service:
             self.job.apply(event, self._clock())
             self.changed.notify_all()
 
-    def status(self, asked: pb.GetStatusRequest | None = None) -> pb.GetStatusResponse:
+    def status(self, asked: pb.GetStatusRequest) -> pb.GetStatusResponse:
         """Return the current status of the job. The caller must hold ``changed``."""
         me = pb.ProcessStatus(
             role="master",
@@ -205,7 +205,7 @@ class Service:
         )
         return user_calls.describe(
             self.job,
-            asked=asked or pb.GetStatusRequest(),
+            asked=asked,
             now=self._clock(),
             master=me,
             log_path=self._log_path,

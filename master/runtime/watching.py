@@ -12,10 +12,10 @@ from torch_edl.config import JobConfig, extensions
 from torch_edl.config.job import LOCAL
 from torch_edl.interfaces import PROMETHEUS, Exporter, Verdict, Watch
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.event_messages import NO_EVENTS
 
 log = logging.getLogger(__name__)
 
-_NO_EVENTS = 1 << 53
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"
 
 
@@ -58,6 +58,6 @@ def export(service: Service, config: JobConfig) -> Callable[[], None]:
 
     def status() -> pb.GetStatusResponse:
         with service.changed:
-            return service.status(pb.GetStatusRequest(events_after=_NO_EVENTS))
+            return service.status(pb.GetStatusRequest(events_after=NO_EVENTS))
 
     return exporter(host.strip("[]") or default, int(port), status)

@@ -10,6 +10,10 @@ from torch_edl.events import Event, event_of
 from torch_edl.typed_json import Count, Time, parse
 from torch_edl.wire import control_pb2 as pb
 
+NO_EVENTS = 1 << 53
+"""Number above those of all events, for a request of a status without events: the largest that the
+master accepts."""
+
 
 class EventLine(TypedDict):
     """A line of ``events.jsonl``."""

@@ -278,8 +278,7 @@ class ManagedJob:
                     way=result.way,
                     cause=result.cause,
                     preempted=cost is not None,
-                    took_s=cost.took_s if cost is not None else 0.0,
-                    records_again=cost.records_again if cost is not None else 0,
+                    **(cost._asdict() if cost is not None else {}),
                 )
                 self.lifecycle.note(left, now)
             case _ if not result.declared:  # otherwise there is an event of the loss already
@@ -392,12 +391,10 @@ class ManagedJob:
             self.workload.restore(kept.restore(self.fleet.model.incarnation))
             self.milestones.restored()
         again = max(0, done - self.done()[0]) if self.tasks.ready else 0
+        names = ("process", "way", "cause", "silent_s") if loss is not None else ()
         restored = ModelRestored(
             why=text,
-            process=loss.process if loss is not None else None,
-            way=loss.way if loss is not None else "ended",
-            cause=loss.cause if loss is not None else "",
-            silent_s=loss.silent_s if loss is not None else 0.0,
+            **{name: getattr(loss, name) for name in names},
             who={"local": "the worker", "ps": "the servers"}.get(
                 self.fleet.strategy, "the workers"
             ),

@@ -39,6 +39,7 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import free_port, own_address
+from torch_edl.wire.event_messages import NO_EVENTS
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,6 @@ _STATUS_SOON_S = 0.1
 _FAREWELL_S = 3.0
 # The same if the master may first write a last checkpoint of its servers.
 _FAREWELL_STOPPING_S = 90.0
-# The largest event number that the master accepts, so that a status has no events.
-_NO_EVENTS = 1 << 53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ class ScriptNode(Node):
         self._began_at = time.monotonic()
         self._status: Future[Any] | None = None
         self._status_at = 0.0
-        self._events_after = 0 if spec.master.hosted is not None else _NO_EVENTS
+        self._events_after = 0 if spec.master.hosted is not None else NO_EVENTS
         self._error = ""
         """Why this node ends although the master did not ask it to; empty if it does not."""
         self._told_silence = False

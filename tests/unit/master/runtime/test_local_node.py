@@ -35,25 +35,14 @@ def lasting(machine: Machine, id: int, role: str = "worker") -> ProcessSpec:
     return ProcessSpec(role=role, id=id, module="timeit", args=args, env=machine.env)
 
 
-def until(launcher, kind: type, count: int) -> list[ProcessEvent]:
+def until(launcher, kind: type | tuple[type, ...], count: int) -> list[ProcessEvent]:
     found: list[ProcessEvent] = []
 
     def enough() -> bool:
         found.extend(each for each in launcher.poll() if isinstance(each, kind))
         return len(found) >= count
 
-    wait_for(enough, f"{count} {kind.__name__}")
-    return found
-
-
-def told(launcher, count: int) -> list[ProcessEvent]:
-    found: list[ProcessEvent] = []
-
-    def enough() -> bool:
-        found.extend(launcher.poll())
-        return len(found) >= count
-
-    wait_for(enough, f"{count} events")
+    wait_for(enough, f"{count} events of {kind}")
     return found
 
 
@@ -121,7 +110,7 @@ def test_a_node_that_ends_before_it_reports_to_the_next_master_fails_nothing(
     launcher.adopt([Known(role="worker", id=0, pid=ran.pid, ran=True)])
     launcher.start(lasting(machine, 1))
     os.kill(int(node), signal.SIGKILL)
-    ended, never = told(launcher, 2)
+    ended, never = until(launcher, (ProcessExit, ProcessNotStarted), 2)
     assert (ended.id, isinstance(ended, ProcessExit) and ended.is_unknown) == (0, True)
     assert (never.id, never.why) == (1, ""), "the master starts it again"
     launcher.start(lasting(machine, 2))
