@@ -88,7 +88,7 @@ def merge(folder: Path, output: Path, *, tasks: int) -> int:
             _write_npz(file, files, schema)
         else:
             _write_table(file, files, schema, is_csv=output.suffix == ".csv")
-    return sum(len(_read(each, schema)) for each in files)
+    return sum(len(_read(each)) for each in files)
 
 
 def _column(array: npt.NDArray[Any]) -> pa.Array:
